@@ -1,0 +1,165 @@
+"""Every name that crosses a process or a file, with its unit and meaning.  Nothing else spells one.
+
+The GenAI semantic conventions are still moving (status Development); the version that these names follow
+stands beside them, so that a reader of an old bundle can tell.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SEMCONV_VERSION: Final = "1.38.0-development (gen_ai)"
+
+# --- Phases of one request, in the order in which they happen.  They sum to the server's wall time. ---
+INGRESS: Final = "ingress"  # request head read -> body parsed
+TOKENIZE: Final = "tokenize"  # parsed -> prompt token ids known
+QUEUE: Final = "queue"  # enqueued -> the first step that schedules it starts
+PREFILL: Final = "prefill"  # -> first token sampled (waits between chunks inside it)
+DECODE: Final = "decode"  # first token -> last token
+PREEMPTED: Final = "preempted"  # evicted -> scheduled again
+RECOMPUTE: Final = "recompute"  # scheduled again -> lost tokens restored
+STALL: Final = "stall"  # runnable, but no step was running (taken out of prefill and decode)
+SEND: Final = "send"  # last token -> last byte of the answer written
+PHASES: Final = (INGRESS, TOKENIZE, QUEUE, PREFILL, DECODE, PREEMPTED, RECOMPUTE, STALL, SEND)
+
+# --- Wire between generator and engine ---
+PHASES_HEADER: Final = "x-tailspan-phases"  # request header: "1" asks the engine for its phase account
+PHASES_EVENT: Final = "tailspan.phases"  # SSE event name that carries it, just before [DONE]
+PHASES_KEY: Final = "tailspan"  # JSON key that holds the account in the event and in plain answers
+REPLICA_HEADER: Final = "x-tailspan-replica"  # response header: which replica answered
+REQUEST_ID_HEADER: Final = "x-request-id"
+
+# --- Outcome labels (outcomes are judged per logical request) ---
+GOOD: Final = "good"
+LATE: Final = "late"
+WRONG: Final = "wrong"
+DROPPED: Final = "dropped"
+INVALID: Final = "invalid"
+LABELS: Final = (GOOD, LATE, WRONG, DROPPED, INVALID)
+
+# Reasons of a drop; mandatory on every dropped request.
+REFUSED: Final = "refused"
+REJECTED: Final = "rejected"  # 429 / 503
+TIMEOUT_CONNECT: Final = "timeout_connect"
+TIMEOUT_FIRST_TOKEN: Final = "timeout_first_token"
+TIMEOUT_TOTAL: Final = "timeout_total"
+RESET: Final = "reset"
+STREAM_CUT: Final = "stream_cut"
+KV_OOM: Final = "kv_oom"
+CONTEXT_OVERFLOW: Final = "context_overflow"
+SERVER_ERROR: Final = "server_error"
+HANG: Final = "hang"
+DROP_REASONS: Final = (
+    REFUSED, REJECTED, TIMEOUT_CONNECT, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL, RESET, STREAM_CUT, KV_OOM,
+    CONTEXT_OVERFLOW, SERVER_ERROR, HANG,
+)  # fmt: skip
+# Reasons of an invalid request: our own fault, never the server's.
+SCHEDULE_LAG: Final = "schedule_lag"
+BAD_REQUEST: Final = "bad_request"  # the server called our request malformed
+WORKER_LOST: Final = "worker_lost"
+CUT_BY_END: Final = "cut_by_end"
+INVALID_REASONS: Final = (SCHEDULE_LAG, BAD_REQUEST, WORKER_LOST, CUT_BY_END)
+
+# --- Verdict on the run itself ---
+VALID: Final = "VALID"
+CLIENT_LIMITED: Final = "CLIENT_LIMITED"
+INCOMPLETE: Final = "INCOMPLETE"
+
+# --- Exit codes; where several hold, the first in EXIT_PRECEDENCE wins ---
+EXIT_OK: Final = 0
+EXIT_SLO_BROKEN: Final = 1
+EXIT_REGRESSION: Final = 2
+EXIT_RUN_NOT_VALID: Final = 3
+EXIT_USAGE: Final = 4
+EXIT_INTERNAL: Final = 5
+EXIT_INTERRUPTED: Final = 130
+EXIT_PRECEDENCE: Final = (EXIT_INTERNAL, EXIT_USAGE, EXIT_RUN_NOT_VALID, EXIT_SLO_BROKEN, EXIT_REGRESSION)
+
+# --- Span names ---
+SERVER_SPAN: Final = "llm_request"
+CLIENT_SPAN_PREFIX: Final = "chat"  # "chat {model}"
+CLIENT_CHILDREN: Final = ("client_wait", "connect", "send", "wait_first_chunk", "stream")
+
+# --- Span attributes ---
+ATTR_OPERATION: Final = "gen_ai.operation.name"
+ATTR_PROVIDER: Final = "gen_ai.provider.name"
+ATTR_REQUEST_MODEL: Final = "gen_ai.request.model"
+ATTR_RESPONSE_MODEL: Final = "gen_ai.response.model"
+ATTR_RESPONSE_ID: Final = "gen_ai.response.id"
+ATTR_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+ATTR_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+ATTR_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+ATTR_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+ATTR_TEMPERATURE: Final = "gen_ai.request.temperature"
+ATTR_TOP_P: Final = "gen_ai.request.top_p"
+ATTR_TOP_K: Final = "gen_ai.request.top_k"
+ATTR_SEED: Final = "gen_ai.request.seed"
+ATTR_SERVER_ADDRESS: Final = "server.address"
+ATTR_SERVER_PORT: Final = "server.port"
+ATTR_ERROR_TYPE: Final = "error.type"
+ATTR_HTTP_STATUS: Final = "http.response.status_code"
+# vLLM's names on the server span (seconds)
+ATTR_LATENCY_QUEUE: Final = "gen_ai.latency.time_in_queue"
+ATTR_LATENCY_TTFT: Final = "gen_ai.latency.time_to_first_token"
+ATTR_LATENCY_E2E: Final = "gen_ai.latency.e2e"
+ATTR_LATENCY_SCHEDULER: Final = "gen_ai.latency.time_in_scheduler"
+ATTR_LATENCY_PREFILL: Final = "gen_ai.latency.time_in_model_prefill"
+ATTR_LATENCY_DECODE: Final = "gen_ai.latency.time_in_model_decode"
+ATTR_LATENCY_INFERENCE: Final = "gen_ai.latency.time_in_model_inference"
+# our own
+ATTR_RUN_ID: Final = "tailspan.run.id"
+ATTR_TRACE_INDEX: Final = "tailspan.trace.index"
+ATTR_INTENDED_TIME: Final = "tailspan.schedule.intended_time"  # s after clock zero
+ATTR_SCHEDULE_LAG: Final = "tailspan.schedule.lag"  # s
+ATTR_OUTCOME: Final = "tailspan.outcome"
+ATTR_OUTCOME_REASON: Final = "tailspan.outcome.reason"
+ATTR_QUEUE_DEPTH: Final = "tailspan.queue.depth_at_arrival"
+ATTR_QUEUE_TOKENS: Final = "tailspan.queue.tokens_ahead"
+ATTR_KV_AT_ADMIT: Final = "tailspan.kv.usage_at_admit"
+ATTR_PREEMPTIONS: Final = "tailspan.kv.preemptions"
+ATTR_CACHED_TOKENS: Final = "tailspan.prompt.cached_tokens"
+ATTR_PREFILL_CHUNKS: Final = "tailspan.prefill.chunks"
+ATTR_DECODE_MAX_GAP: Final = "tailspan.decode.max_gap"  # s
+ATTR_BATCH_MEAN: Final = "tailspan.batch.size_mean"
+ATTR_STEP_FIRST: Final = "tailspan.step.first"
+ATTR_STEP_LAST: Final = "tailspan.step.last"
+ATTR_PROMPT_SHA: Final = "tailspan.prompt_ids.sha"
+ATTR_OUTPUT_SHA: Final = "tailspan.output_ids.sha"
+ATTR_PHASE_PREFIX: Final = "tailspan.phase."  # + phase, ns, on the server span
+ATTR_SAMPLING_PREFIX: Final = "tailspan.sampling.effective."
+
+# --- Prometheus names of the engine; vLLM's where it has one, so that its dashboards work ---
+M_RUNNING: Final = "vllm:num_requests_running"
+M_WAITING: Final = "vllm:num_requests_waiting"
+M_KV_USAGE: Final = "vllm:kv_cache_usage_perc"  # 0..1
+M_PREFIX_QUERIES: Final = "vllm:prefix_cache_queries"  # tokens; exposed with _total
+M_PREFIX_HITS: Final = "vllm:prefix_cache_hits"  # tokens
+M_PREEMPTIONS: Final = "vllm:num_preemptions"
+M_PROMPT_TOKENS: Final = "vllm:prompt_tokens"
+M_GENERATION_TOKENS: Final = "vllm:generation_tokens"
+M_SUCCESS: Final = "vllm:request_success"  # {finished_reason}
+M_ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"  # histogram, tokens per step
+M_TTFT: Final = "vllm:time_to_first_token_seconds"
+M_INTER_TOKEN: Final = "vllm:inter_token_latency_seconds"
+M_TPOT: Final = "vllm:request_time_per_output_token_seconds"
+M_E2E: Final = "vllm:e2e_request_latency_seconds"
+M_QUEUE_TIME: Final = "vllm:request_queue_time_seconds"
+M_PREFILL_TIME: Final = "vllm:request_prefill_time_seconds"
+M_DECODE_TIME: Final = "vllm:request_decode_time_seconds"
+M_INFERENCE_TIME: Final = "vllm:request_inference_time_seconds"
+M_REJECTIONS: Final = "vllm:admission_rejections"  # {reason}
+M_PHASE: Final = "tailspan_request_phase_seconds"  # {phase}
+M_STEP: Final = "tailspan_engine_step_seconds"  # {kind}
+M_STEP_GAP: Final = "tailspan_engine_step_gap_seconds"
+M_LOOP_LAG: Final = "tailspan_event_loop_lag_seconds"
+M_GC_PAUSE: Final = "tailspan_gc_pause_seconds"
+M_BUILD_INFO: Final = "tailspan_build_info"
+# generator (served by the Locust master)
+M_OUTCOMES: Final = "tailspan_requests"  # {outcome,reason,class,replica}
+M_SCHEDULE_LAG: Final = "tailspan_client_schedule_lag_seconds"
+M_CLIENT_LOOP_LAG: Final = "tailspan_client_loop_lag_seconds"
+M_CLIENT_CPU: Final = "tailspan_client_cpu_ratio"
+M_CLIENT_INFLIGHT: Final = "tailspan_client_inflight"
+
+#: 50 us .. 120 s, eight buckets a decade (vLLM's start at 10 ms, so its p99 of anything faster is an artefact).
+SECONDS_BUCKETS: Final = tuple(round(5e-5 * 10 ** (k / 8), 9) for k in range(52) if 5e-5 * 10 ** (k / 8) < 120) + (120.0,)

@@ -1,0 +1,144 @@
+"""The tables of a run bundle: column, type, unit.  The contract between generator, engine and every reader.
+
+Offsets (``*_s`` of moments) are seconds after the run's one monotonic zero, on the generator's clock; durations
+(``phase_*``, ``server_duration_s``) are seconds on the clock of the process that measured them.  Monotonic stamps of
+two processes are never subtracted: only durations cross.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from telemetry.names import PHASES
+
+SCHEMA_VERSION: Final = 1
+
+#: One row per logical request: facts only, never a verdict.
+REQUESTS: Final = pa.schema(
+    [
+        pa.field("index", pa.int64(), nullable=False),  # position in the schedule, 0-based
+        ("trace_row", pa.int64()),  # row of the trace file it comes from (0-based data row)
+        ("class", pa.string()),
+        ("worker", pa.int32()),
+        ("target", pa.string()),  # base URL asked
+        ("replica", pa.string()),  # replica header, else the peer address
+        ("model", pa.string()),  # model name the server reported
+        # schedule
+        pa.field("intended_s", pa.float64(), nullable=False),
+        ("sent_s", pa.float64()),  # first byte of the request handed to the socket; null: never sent
+        ("lag_s", pa.float64()),  # start of work on the request - intended
+        ("connect_s", pa.float64()),  # duration of connecting; 0 when the connection was reused
+        ("connection_reused", pa.bool_()),
+        # moments of the answer (null: did not happen)
+        ("headers_s", pa.float64()),
+        ("first_chunk_s", pa.float64()),  # first SSE data event of any kind
+        ("first_token_s", pa.float64()),  # first visible or reasoning token; not the role chunk
+        ("first_content_s", pa.float64()),  # first non-reasoning token
+        ("last_token_s", pa.float64()),
+        ("end_s", pa.float64()),  # answer complete, failed or given up
+        ("chunk_s", pa.list_(pa.float32())),  # token-bearing chunks, seconds after intended_s
+        ("chunk_tokens", pa.list_(pa.int16())),  # tokens in each of them
+        ("max_gap_s", pa.float64()),  # longest silence between token chunks; null below two chunks
+        ("tpot_s", pa.float64()),  # (last - first token) / (n - tokens in first chunk); null when undefined
+        # what came back
+        ("status", pa.int32()),  # HTTP status; null: none came
+        ("error", pa.string()),  # reason code of telemetry.names; null: complete answer
+        ("error_detail", pa.string()),
+        ("retry_after_s", pa.float64()),
+        ("finish_reason", pa.string()),
+        ("done_marker", pa.bool_()),  # [DONE] seen
+        ("attempts", pa.int32()),
+        # tokens
+        ("input_tokens", pa.int32()),  # prompt tokens planned, template included
+        ("expected_output_tokens", pa.int32()),
+        ("prompt_tokens_expected", pa.int32()),  # our count with the reference tokenizer and template
+        ("prompt_tokens_reported", pa.int32()),  # usage.prompt_tokens
+        ("completion_tokens_reported", pa.int32()),
+        ("completion_tokens_counted", pa.int32()),  # re-tokenised by us
+        ("cached_tokens", pa.int32()),
+        ("usage_estimated", pa.bool_()),  # no usage came; counted by us
+        # quality facts on the text (the text itself is kept by choice)
+        ("output_sha", pa.string()),
+        ("output_chars", pa.int32()),
+        ("replacement_chars", pa.int32()),  # U+FFFD
+        ("special_leaks", pa.int32()),  # special tokens of the model spelled in the text
+        ("repeat_share", pa.float32()),  # largest share of the text covered by one repeated n-gram
+        ("text", pa.string()),
+        ("canary_kind", pa.string()),
+        # the server's own account (null where the server gives none)
+        ("server_request_id", pa.string()),
+        ("server_duration_s", pa.float64()),
+        *[(f"phase_{name}_s", pa.float64()) for name in PHASES],
+        ("prefill_wait_s", pa.float64()),  # inside prefill: between its chunks
+        ("prefill_chunks", pa.int32()),
+        ("preemptions", pa.int32()),
+        ("queue_depth_at_arrival", pa.int32()),
+        ("queue_tokens_ahead", pa.int32()),
+        ("decode_max_gap_s", pa.float64()),
+        ("batch_size_mean", pa.float64()),
+        ("step_first", pa.int64()),
+        ("step_last", pa.int64()),
+        # joining
+        ("trace_id", pa.string()),
+        ("span_id", pa.string()),
+        ("sampled", pa.bool_()),
+    ]
+)
+
+#: One row per span, as received over OTLP.
+SPANS: Final = pa.schema(
+    [
+        ("trace_id", pa.string()),
+        ("span_id", pa.string()),
+        ("parent_span_id", pa.string()),
+        ("name", pa.string()),
+        ("kind", pa.string()),  # INTERNAL, SERVER, CLIENT, ...
+        ("service", pa.string()),
+        ("start_unix_ns", pa.int64()),
+        ("end_unix_ns", pa.int64()),
+        ("status", pa.string()),  # UNSET, OK, ERROR
+        ("attributes", pa.string()),  # JSON object
+        ("events", pa.string()),  # JSON list of {name, unix_ns, attributes}
+    ]
+)
+
+#: One row per engine step.  Stamps are ns on the engine's monotonic clock.
+STEPS: Final = pa.schema(
+    [
+        ("replica", pa.string()),
+        ("step", pa.int64()),
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("gap_ns", pa.int64()),  # runnable work waited and no step ran, before this one
+        ("kind", pa.string()),  # decode, prefill, mixed
+        ("running", pa.int32()),  # requests holding KV after scheduling
+        ("waiting", pa.int32()),
+        ("decode_seqs", pa.int32()),
+        ("decode_tokens", pa.int32()),
+        ("prefill_seqs", pa.int32()),
+        ("prefill_tokens", pa.int32()),
+        ("recomputed_tokens", pa.int32()),
+        ("cached_tokens", pa.int32()),
+        ("context_tokens", pa.int64()),  # tokens attended to, summed over rows
+        ("kv_used", pa.int32()),  # blocks
+        ("kv_free", pa.int32()),
+        ("preempted", pa.int32()),
+        ("requests", pa.list_(pa.string())),  # server request ids in the batch
+        ("request_tokens", pa.list_(pa.int32())),  # tokens of each in this step
+    ]
+)
+
+#: Scraped metrics: one row per sample.
+SERIES: Final = pa.schema(
+    [
+        ("t_s", pa.float64()),  # after clock zero
+        ("source", pa.string()),  # target URL, or "generator"
+        ("name", pa.string()),
+        ("labels", pa.string()),  # JSON object
+        ("value", pa.float64()),
+    ]
+)
+
+TABLES: Final = {"requests": REQUESTS, "spans": SPANS, "steps": STEPS, "series": SERIES}

@@ -1,0 +1,1 @@
+"""The load generator: traces to schedules to requests, sent open loop, timed, and written down."""

@@ -1,0 +1,61 @@
+"""What one worker is asked to send: the calls in schedule order and the settings they share.
+
+The planning half of the generator builds these; the sender process reads them.  Neither knows anything else of the
+other.  A `Call` is complete: its body is the exact bytes that go on the wire, so that building prompts costs nothing
+while the run is on.  Secrets live in `SendSettings.headers` alone, which is never printed and never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+#: What text of the answers goes into the rows: none; only suspect answers, failed ones and canaries; all.
+KEEP_TEXT: Final = ("none", "wrong", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One logical request.  Times are seconds after the run's zero; trace_id and span_id are lower-case hex (32, 16)."""
+
+    index: int  # position in the whole schedule, 0-based, over all workers
+    trace_row: int  # data row of the trace file, 0-based
+    klass: str
+    intended_s: float
+    body: bytes  # JSON, ready to send
+    path: str  # below the target's base, "/v1/chat/completions"
+    input_tokens: int
+    expected_output_tokens: int
+    prompt_tokens_expected: int
+    trace_id: str
+    span_id: str
+    sampled: bool
+    canary_kind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendSettings:
+    """How every call of a worker is sent.  Timeouts are seconds after the actual send (connect: of connecting)."""
+
+    targets: tuple[str, ...]  # base URLs, asked in turn by call index
+    headers: dict[str, str] = field(default_factory=dict, repr=False)  # may hold the API key
+    connect_timeout_s: float = 10.0
+    first_token_timeout_s: float = 120.0
+    total_timeout_s: float = 600.0
+    max_concurrency: int | None = None  # more wait on our side; the run is then not open loop
+    line_limit: int = 1 << 20  # bytes of one SSE line or one HTTP header
+    body_limit: int = 64 << 20  # bytes of one answer
+    flush_s: float = 1.0
+    keep_text: str = "wrong"  # one of KEEP_TEXT
+    tokenizer_ref: str = ""  # model whose tokenizer counts the answers; "": no count of our own
+    spans_endpoint: str | None = None  # OTLP/HTTP base URL for client spans of sampled calls; None: no spans
+    run_id: str = ""
+
+
+class CallSource(Protocol):
+    """The calls of one worker, in schedule order, each made when it is asked for (a day of load does not fit memory)."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Call]: ...

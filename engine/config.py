@@ -1,0 +1,53 @@
+"""How one engine is set up: a frozen record, validated once, printed at start and kept in bundles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.errors import UserError
+
+DTYPES = ("auto", "fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits and choices of one engine.
+
+    max_batch: most requests that hold KV at once.  token_budget: most tokens computed in one step (decodes first,
+    then chunks of prefill).  kv_blocks: pages in the KV pool (None: from free memory).  block_size: tokens in a page.
+    max_context: most tokens (prompt + output) of one request (None: the model's own limit).
+    threads: CPU threads of the forward (None: one per core).  queue_limit: most requests that wait; one more is
+    refused.  watermark: share of the pool kept free when a request is admitted, so that running ones can grow.
+    """
+
+    model: str = "smollm2"
+    max_batch: int = 16
+    token_budget: int = 128
+    kv_blocks: int | None = None
+    block_size: int = 16
+    max_context: int | None = None
+    threads: int | None = None
+    dtype: str = "auto"
+    queue_limit: int = 1024
+    prefix_cache: bool = True
+    watermark: float = 0.01
+    step_log: int = 65_536
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "token_budget", "block_size", "queue_limit", "step_log"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, but must be at least 1", where="engine configuration")
+        for name in ("kv_blocks", "max_context", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}, but must be at least 1", where="engine configuration")
+        if self.token_budget < self.max_batch:
+            raise UserError(
+                f"token_budget {self.token_budget} is below max_batch {self.max_batch}: a full batch could not decode",
+                where="engine configuration",
+                remedy=f"raise the token budget to at least {self.max_batch} or lower the batch",
+            )
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype {self.dtype!r} is unknown", where="engine configuration", remedy=f"one of {', '.join(DTYPES)}")
+        if not 0 <= self.watermark < 1:
+            raise UserError(f"watermark {self.watermark} is outside 0..1", where="engine configuration")

@@ -1,0 +1,69 @@
+"""One record a step, in a ring in memory: what ran, how long, for whom.  Any slow token joins to its step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from telemetry.schema import STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Columns of ``telemetry.schema.STEPS`` without the replica."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    gap_ns: int
+    kind: str
+    running: int
+    waiting: int
+    decode_seqs: int
+    decode_tokens: int
+    prefill_seqs: int
+    prefill_tokens: int
+    recomputed_tokens: int
+    cached_tokens: int
+    context_tokens: int
+    kv_used: int
+    kv_free: int
+    preempted: int
+    requests: tuple[str, ...]
+    request_tokens: tuple[int, ...]
+
+
+class StepLog:
+    """The last ``size`` steps.  Written by the engine thread, read by others through a copy."""
+
+    def __init__(self, size: int) -> None:
+        self._ring: deque[StepRecord] = deque(maxlen=size)
+
+    def append(self, record: StepRecord) -> None:
+        """Add the newest step."""
+        self._ring.append(record)
+
+    def since(self, step: int) -> list[StepRecord]:
+        """Records of the steps after ``step``, oldest first."""
+        newer: list[StepRecord] = []
+        while True:  # the ring may turn while we read it
+            try:
+                for record in reversed(self._ring):
+                    if record.step <= step:
+                        break
+                    newer.append(record)
+            except RuntimeError:
+                newer.clear()
+                continue
+            newer.reverse()
+            return newer
+
+
+def to_arrow(records: Iterable[StepRecord], replica: str) -> pa.Table:
+    """The records as a table of ``telemetry.schema.STEPS``."""
+    rows = list(records)
+    columns = {name: [getattr(row, name) for row in rows] for name in STEPS.names if name != "replica"}
+    return pa.table({"replica": [replica] * len(rows), **columns}, schema=STEPS)

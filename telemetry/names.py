@@ -127,6 +127,10 @@ ATTR_PROMPT_SHA: Final = "tailspan.prompt_ids.sha"
 ATTR_OUTPUT_SHA: Final = "tailspan.output_ids.sha"
 ATTR_PHASE_PREFIX: Final = "tailspan.phase."  # + phase, ns, on the server span
 ATTR_SAMPLING_PREFIX: Final = "tailspan.sampling.effective."
+ATTR_PHASE_DURATION: Final = "tailspan.phase.duration_ns"  # on a phase's child span: its own time, stalls taken out
+ATTR_PHASE_STALL: Final = "tailspan.phase.stall_ns"  # on a phase's child span: stalls inside it
+ATTR_REPLICA: Final = "tailspan.replica"
+ATTR_CONNECTION_REUSED: Final = "tailspan.connection.reused"
 
 # --- Prometheus names of the engine; vLLM's where it has one, so that its dashboards work ---
 M_RUNNING: Final = "vllm:num_requests_running"
@@ -154,6 +158,8 @@ M_STEP_GAP: Final = "tailspan_engine_step_gap_seconds"
 M_LOOP_LAG: Final = "tailspan_event_loop_lag_seconds"
 M_GC_PAUSE: Final = "tailspan_gc_pause_seconds"
 M_BUILD_INFO: Final = "tailspan_build_info"
+M_SERVER_REQUESTS: Final = "tailspan_server_requests"  # {outcome}: every request once; HTTP status or "abort"
+M_SPANS_DROPPED: Final = "tailspan_spans_dropped"  # no collector took them
 # generator (served by the Locust master)
 M_OUTCOMES: Final = "tailspan_requests"  # {outcome,reason,class,replica}
 M_SCHEDULE_LAG: Final = "tailspan_client_schedule_lag_seconds"

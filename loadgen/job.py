@@ -49,8 +49,6 @@ class SendSettings:
     flush_s: float = 1.0
     keep_text: str = "wrong"  # one of KEEP_TEXT
     tokenizer_ref: str = ""  # model whose tokenizer counts the answers; "": no count of our own
-    spans_endpoint: str | None = None  # OTLP/HTTP base URL for client spans of sampled calls; None: no spans
-    run_id: str = ""
 
 
 class CallSource(Protocol):

@@ -1,0 +1,274 @@
+"""The run bundle: one folder that anyone can copy, mail and read with pandas or DuckDB.
+
+Owns: the folder layout (``manifest.json``, one folder of parts per table, ``verdicts-<SLO hash>.parquet``), run ids and
+how a bundle is found.  What is inside the part files is ``telemetry.parts``.
+Must always hold: the manifest on disk is a complete one, old or new, at any moment; rows are facts and never change,
+save that texts are dropped by the plan's ``keep_text`` when the parts are compacted; no secret reaches the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from models.errors import UserError
+from telemetry import hard_checks
+from telemetry.parts import PartWriter, TableRead, compact, read_table, write_atomically
+from telemetry.schema import SCHEMA_VERSION, TABLES
+
+__all__ = ["Bundle", "PartWriter", "list_runs", "newest", "resolve", "runs_root"]
+
+MANIFEST: Final = "manifest.json"
+RUNNING: Final = "running"
+COMPLETE: Final = "complete"
+INCOMPLETE: Final = "incomplete"
+INTERRUPTED: Final = "interrupted"
+STATUSES: Final = (RUNNING, COMPLETE, INCOMPLETE, INTERRUPTED)
+
+KEEP_NONE: Final = "none"
+KEEP_WRONG: Final = "wrong"  # the default: texts of answers that fail a hard check, and of canaries
+KEEP_ALL: Final = "all"
+KEEP_TEXT: Final = (KEEP_NONE, KEEP_WRONG, KEEP_ALL)
+
+_SECRET_KEYS: Final = frozenset({"api_key", "apikey", "authorization", "password", "secret", "token", "bearer"})
+
+
+class Bundle:
+    """One run's folder.  ``manifest`` is the content of manifest.json as last read or written."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def create(cls, root: Path | str | None, plan: Mapping[str, Any], **fields: Any) -> Bundle:
+        """A new bundle under ``root`` (default: the runs root) with status "running"; fields go into its manifest."""
+        parent = Path(root) if root is not None else runs_root()
+        for _ in range(16):
+            run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            path = parent / run_id
+            try:
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                continue
+            except OSError as problem:
+                raise UserError(
+                    f"cannot make a run folder: {problem.strerror}",
+                    where=str(path),
+                    remedy="set TAILSPAN_RUNS to a folder that you may write to",
+                ) from problem
+        else:
+            raise UserError("sixteen run ids in a row were taken", where=str(parent), remedy="try again")
+        bundle = cls(path, {})
+        bundle.update(
+            **{
+                "schema_version": SCHEMA_VERSION,
+                "run_id": run_id,
+                "status": RUNNING,
+                "created_unix_ns": time.time_ns(),
+                "writer": {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())},
+                "plan": dict(plan),
+                **fields,
+            }
+        )
+        return bundle
+
+    @classmethod
+    def open(cls, reference: Path | str, root: Path | str | None = None) -> Bundle:
+        """Open by path, run id, unique prefix of one, or ``latest``.  UserError when there is no such bundle."""
+        path = resolve(reference, root)
+        return cls(path, _read_manifest(path))
+
+    @property
+    def run_id(self) -> str:
+        return str(self.manifest.get("run_id", self.path.name))
+
+    @property
+    def status(self) -> str:
+        return str(self.manifest.get("status", INCOMPLETE))
+
+    def update(self, **fields: Any) -> None:
+        """Set top-level fields of the manifest and replace the file by an atomic rename."""
+        if (self.path / MANIFEST).exists():
+            self.manifest = _read_manifest(self.path)
+        self.manifest.update({key: _without_secrets(value) for key, value in fields.items()})
+        text = json.dumps(self.manifest, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
+        write_atomically(self.path / MANIFEST, text.encode() + b"\n")
+
+    def reload(self) -> None:
+        """Read the manifest again: another process may be writing it."""
+        self.manifest = _read_manifest(self.path)
+
+    def writer(self, table: str, worker_name: str) -> PartWriter:
+        """A writer of one more part of a table."""
+        return PartWriter(self.path / table, TABLES[table], worker_name)
+
+    def read(self, table: str, columns: Sequence[str] | None = None) -> TableRead:
+        """A table with the parts that it came from and what was torn; in the order in which it was written."""
+        return read_table(self.path / table, TABLES[table], columns)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of a table (requests sorted by index), or the columns named."""
+        table = self.read(name, columns).table
+        if name == "requests" and "index" in table.column_names and table.num_rows:
+            index = table.column("index").to_numpy()
+            if (index[1:] < index[:-1]).any():
+                table = table.take(pc.sort_indices(table, sort_keys=[("index", "ascending")]))
+        return table
+
+    def compact(self) -> bool:
+        """Gather the parts of every table into one Parquet file each, texts by ``keep_text``; false if all was done.
+
+        Only for a bundle whose writers are closed or dead.  UserError on a full disk: then the parts are still there.
+        """
+        keep = self.manifest.get("plan", {}).get("keep_text", KEEP_WRONG)
+        done = False
+        for name, schema in TABLES.items():
+            if (self.path / name).is_dir():
+                drop_texts = name == "requests" and keep != KEEP_ALL
+                transform = (lambda rows: _with_texts_dropped(rows, keep)) if drop_texts else None
+                done = compact(self.path / name, schema, transform) or done
+        return done
+
+    def writer_alive(self) -> bool:
+        """Whether the process that created this bundle still runs on this host."""
+        writer = self.manifest.get("writer", {})
+        pid = writer.get("pid")
+        if not isinstance(pid, int) or writer.get("host") != socket.gethostname():
+            return False
+        started = _process_start(pid)
+        # A minute's tolerance: the start is derived from the wall clock, which may be set while a run goes.
+        return started is not None and abs(started - float(writer.get("started") or 0)) < 60
+
+
+def _with_texts_dropped(rows: pa.Table, keep: str) -> pa.Table:
+    position = rows.column_names.index("text")
+    nulls = pa.nulls(rows.num_rows, pa.string())
+    if keep == KEEP_WRONG:
+        wrong = pa.array(hard_checks.failures(rows) != None)  # noqa: E711  (elementwise)
+        complete = pc.is_null(rows.column("error"))
+        kept = pc.or_(pc.and_(complete, wrong), pc.is_valid(rows.column("canary_kind")))
+        return rows.set_column(position, "text", pc.if_else(kept, rows.column("text"), None))
+    return rows.set_column(position, "text", nulls)
+
+
+# --- finding bundles -------------------------------------------------------------------------------------------------
+
+
+def runs_root() -> Path:
+    """$TAILSPAN_RUNS, else ``runs`` in the working directory."""
+    return Path(os.environ.get("TAILSPAN_RUNS") or "runs")
+
+
+def list_runs(root: Path | str | None = None) -> list[Path]:
+    """The bundles under a root, newest first."""
+    parent = Path(root) if root is not None else runs_root()
+    if not parent.is_dir():
+        return []
+    # The id starts with the time to the second; the manifest tells two of the same second apart.
+    return sorted((path.parent for path in parent.glob(f"*/{MANIFEST}")), key=_age, reverse=True)
+
+
+def newest(root: Path | str | None = None) -> Path | None:
+    """The newest bundle under a root, None when there is none."""
+    runs = list_runs(root)
+    return runs[0] if runs else None
+
+
+def resolve(reference: Path | str, root: Path | str | None = None) -> Path:
+    """The folder of a bundle from its path, its id, a unique prefix of its id, or ``latest``."""
+    parent = Path(root) if root is not None else runs_root()
+    text = str(reference)
+    if text == "latest":
+        if (path := newest(parent)) is not None:
+            return path
+        raise UserError("no run yet", where=str(parent), remedy="make one: tailspan demo, or tailspan run --help")
+    for path in (Path(text), parent / text):
+        if text and (path / MANIFEST).is_file():
+            return path
+    found = [path for path in list_runs(parent) if text and path.name.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found[:6])
+        raise UserError(f"{text!r} is the start of {len(found)} run ids: {names}", remedy="give more of the id")
+    recent = ", ".join(path.name for path in list_runs(parent)[:3]) or "none"
+    raise UserError(
+        f"no run bundle {text!r} (a bundle is a folder with a {MANIFEST}); newest runs: {recent}",
+        where=str(parent),
+        remedy="tailspan runs list",
+    )
+
+
+def _age(path: Path) -> tuple[str, int]:
+    try:
+        created = json.loads((path / MANIFEST).read_bytes()).get("created_unix_ns", 0)
+    except (OSError, ValueError):
+        created = 0
+    return path.name[:15], int(created)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_bytes())
+    except OSError as problem:
+        raise UserError(
+            f"cannot be read: {problem.strerror}", where=str(file), remedy="tailspan runs list"
+        ) from problem
+    except ValueError as problem:
+        raise UserError(
+            f"not JSON: {problem}", where=str(file), remedy="restore it from a copy of the bundle"
+        ) from problem
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise UserError("not a manifest of tailspan: no schema_version", where=str(file), remedy="tailspan runs list")
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"written with schema version {version}; this version of tailspan reads up to {SCHEMA_VERSION}",
+            where=str(file),
+            remedy="use the version of tailspan named in it under versions, or a newer one",
+        )
+    return dict(manifest)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            str(key): "(removed)"
+            if str(key).lower().replace("-", "_") in _SECRET_KEYS and item
+            else _without_secrets(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    raise TypeError(f"{type(value).__name__} in a manifest")
+
+
+def _process_start(pid: int) -> float | None:
+    """Creation time of a process, so that a reused pid is not taken for the writer; None when it is gone."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.Error:
+        return None

@@ -58,7 +58,8 @@ SCHEDULE_LAG: Final = "schedule_lag"
 BAD_REQUEST: Final = "bad_request"  # the server called our request malformed
 WORKER_LOST: Final = "worker_lost"
 CUT_BY_END: Final = "cut_by_end"
-INVALID_REASONS: Final = (SCHEDULE_LAG, BAD_REQUEST, WORKER_LOST, CUT_BY_END)
+CLIENT_ERROR: Final = "client_error"  # the generator ran out of files, ports or memory
+INVALID_REASONS: Final = (SCHEDULE_LAG, BAD_REQUEST, WORKER_LOST, CUT_BY_END, CLIENT_ERROR)
 
 # --- Verdict on the run itself ---
 VALID: Final = "VALID"

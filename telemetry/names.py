@@ -22,6 +22,11 @@ STALL: Final = "stall"  # runnable, but no step was running (taken out of prefil
 SEND: Final = "send"  # last token -> last byte of the answer written
 PHASES: Final = (INGRESS, TOKENIZE, QUEUE, PREFILL, DECODE, PREEMPTED, RECOMPUTE, STALL, SEND)
 
+# The generator's share of a request: with the server's nine they sum to intended send -> end of the answer.
+CLIENT_WAIT: Final = "client_wait"  # intended send -> first byte handed to the socket (lag and connect inside it)
+NETWORK: Final = "network"  # client duration from the send - server duration
+ROW_PHASES: Final = (CLIENT_WAIT, NETWORK, *PHASES)
+
 # --- Wire between generator and engine ---
 PHASES_HEADER: Final = "x-tailspan-phases"  # request header: "1" asks the engine for its phase account
 PHASES_EVENT: Final = "tailspan.phases"  # SSE event name that carries it, just before [DONE]

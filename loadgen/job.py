@@ -17,7 +17,7 @@ KEEP_TEXT: Final = ("none", "wrong", "all")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One logical request.  Times are seconds after the run's zero; trace_id and span_id are lower-case hex (32, 16)."""
+    """One logical request.  Times are seconds after the run's zero; trace_id and span_id lower-case hex (32, 16)."""
 
     index: int  # position in the whole schedule, 0-based, over all workers
     trace_row: int  # data row of the trace file, 0-based
@@ -52,7 +52,7 @@ class SendSettings:
 
 
 class CallSource(Protocol):
-    """The calls of one worker, in schedule order, each made when it is asked for (a day of load does not fit memory)."""
+    """The calls of one worker, in schedule order, each made when it is asked for: a day of load fits no memory."""
 
     def __len__(self) -> int: ...
 

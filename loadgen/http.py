@@ -1,0 +1,335 @@
+"""A lean HTTP/1.1 client for streams: one asyncio protocol on httptools, and a pool of kept connections.
+
+Owns sockets: connecting, writing one request, cutting the answer's bytes out of HTTP, keeping the connection for the
+next request.  Must always hold: one stamp (CLOCK_MONOTONIC, ns) per read, and it belongs to every byte of that read;
+a listener hears exactly one end (`on_complete` or `on_failure`) unless it let go (`release`, `cut`); a connection goes
+back to the pool only after its answer was read whole and both sides agreed to keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from models.errors import UserError
+from telemetry.names import CLIENT_ERROR, REFUSED, TIMEOUT_CONNECT
+
+#: errno of a socket call that failed for lack of something on our side: files, ports, memory.
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+
+# What `Listener.on_failure` is told.
+CLOSED: Final = "closed"  # the connection went away
+PROTOCOL: Final = "protocol"  # not HTTP, or beyond a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a target URL points: `base` is the path before the API's own, without a final slash."""
+
+    url: str
+    tls: bool
+    host: str
+    port: int
+    base: str
+
+    @classmethod
+    def parse(cls, url: str) -> Origin:
+        """Read an http(s) URL.  Raises UserError on anything else, and on a user name in it."""
+        remedy = "give a base URL such as http://127.0.0.1:8000"
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise UserError(f"{error}", where=f"target {url!r}", remedy=remedy) from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UserError("not an http or https URL", where=f"target {url!r}", remedy=remedy)
+        if parts.username or parts.password:
+            raise UserError("credentials in a target URL", where="target", remedy="pass them as a header")
+        if parts.query or parts.fragment or any(ch <= " " or ch == "\x7f" for ch in url):
+            raise UserError("a base URL has no query, fragment or blank", where=f"target {url!r}", remedy=remedy)
+        tls = parts.scheme == "https"
+        return cls(url, tls, parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    def path(self, path: str) -> str:
+        """The request path of an API path; a base that already ends in /v1 takes no second one."""
+        base = self.base
+        if base.endswith("/v1") and path.startswith("/v1/"):
+            base = base[:-3]
+        return base + path
+
+
+class ConnectError(Exception):
+    """No connection; `reason` is a reason code of telemetry.names."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Listener(Protocol):
+    """Who hears an answer.  Header names are lower case."""
+
+    def on_head(self, status: int, headers: dict[bytes, bytes], now_ns: int) -> None: ...
+    def on_body(self, data: bytes, now_ns: int) -> None: ...
+    def on_complete(self, now_ns: int) -> None: ...
+    def on_failure(self, kind: str, detail: str, now_ns: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes: of an answer's head as a whole, and of its body."""
+
+    head: int = 1 << 20
+    body: int = 64 << 20
+
+
+class Connection(asyncio.Protocol):
+    """One connection, at most one exchange on it at a time."""
+
+    def __init__(self, limits: Limits, give_back: Callable[[Connection], None]) -> None:
+        self.peer = ""
+        self.exchanges = 0  # requests written on it
+        self.open = False
+        self._limits = limits
+        self._give_back = give_back
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._listener: Listener | None = None
+        self._busy = False  # an answer is not read to its end yet (its listener may have gone)
+        self._now = 0
+        self._reset_answer()
+
+    def _reset_answer(self) -> None:
+        self.heard = False  # any byte of the answer
+        self._headers: dict[bytes, bytes] = {}
+        self._in_body = False
+        self._until_eof = False
+        self._read_whole = False
+        self._keep = False
+        self._head_size = 0
+        self._body_size = 0
+
+    # --- for the owner ---
+    def request(self, data: bytes, listener: Listener) -> None:
+        """Write one request.  The connection must be open and free."""
+        assert self._transport is not None
+        if self._busy:
+            raise RuntimeError("a second request on a busy connection")
+        self._busy = True
+        self._listener = listener
+        self.exchanges += 1
+        self._reset_answer()
+        self._transport.write(data)
+
+    def release(self) -> None:
+        """The listener has all it wants: read the rest of the answer silently, then keep the connection."""
+        self._listener = None
+
+    def cut(self) -> None:
+        """Drop the connection now, without a word to the listener."""
+        self._listener = None
+        self.open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- asyncio ---
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
+        self.open = True
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple) and len(name) >= 2:
+            self.peer = f"[{name[0]}]:{name[1]}" if ":" in str(name[0]) else f"{name[0]}:{name[1]}"
+
+    def data_received(self, data: bytes) -> None:
+        self._now = time.monotonic_ns()
+        if not self._busy:
+            self.cut()  # bytes that nobody asked for: whatever follows could be taken for the next answer
+            return
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a fault of ours, not of the peer
+        except httptools.HttpParserError as error:
+            self._fail(PROTOCOL, f"not HTTP/1.1: {error}")
+        except httptools.HttpParserUpgrade:
+            self._fail(PROTOCOL, "the server switched protocols")
+        else:
+            if self._read_whole:
+                self._finish()
+            elif not self._in_body:
+                self._head_size += len(data)
+                if self._head_size > self._limits.head:
+                    self._fail(PROTOCOL, f"a head of more than {self._limits.head} bytes")
+
+    def eof_received(self) -> bool:
+        return False  # close our side as well; connection_lost tells the listener
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._now = time.monotonic_ns()
+        listener, self._listener = self._listener, None
+        busy, self._busy = self._busy, False
+        self._give_back(self)
+        if busy and listener is not None:
+            if self._until_eof and exc is None:
+                listener.on_complete(self._now)
+            else:
+                listener.on_failure(CLOSED, f"connection closed by the server{f' ({exc})' if exc else ''}", self._now)
+        # The parser holds this object and this object the parser; nothing but this breaks the circle.
+        del self._parser
+        self._transport = None
+
+    # --- httptools ---
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        headers = self._headers
+        if 100 <= status < 200 or self._read_whole:
+            return
+        self._in_body = True
+        self._until_eof = (
+            b"content-length" not in headers
+            and b"chunked" not in headers.get(b"transfer-encoding", b"").lower()
+            and status not in (204, 304)
+        )
+        if self._listener is not None:
+            self._listener.on_head(status, headers, self._now)
+
+    def on_body(self, data: bytes) -> None:
+        if self._read_whole:
+            return
+        self._body_size += len(data)
+        if self._body_size > self._limits.body:
+            self._fail(PROTOCOL, f"an answer of more than {self._limits.body} bytes")
+        elif self._listener is not None:
+            self._listener.on_body(data, self._now)
+
+    def on_message_complete(self) -> None:
+        if not self._in_body:
+            self._headers = {}  # an interim 1xx answer; the real one follows
+            return
+        self._read_whole = True
+        self._keep = self._parser.should_keep_alive() and not self._until_eof
+
+    def on_message_begin(self) -> None:
+        if self._read_whole:
+            self._keep = False  # a second answer to one request: never trust this connection again
+
+    def _finish(self) -> None:
+        """The answer is read whole.  Only now, outside the parser, may the next request be written."""
+        if not self.open:
+            return
+        listener, self._listener = self._listener, None
+        self._busy = False
+        if self._keep:
+            self._give_back(self)
+        else:
+            self.open = False
+            assert self._transport is not None
+            self._transport.close()
+        if listener is not None:
+            listener.on_complete(self._now)
+
+    def _fail(self, kind: str, detail: str) -> None:
+        listener, self._listener = self._listener, None
+        self.cut()
+        if listener is not None:
+            listener.on_failure(kind, detail, self._now)
+
+
+class Pool:
+    """The connections to one origin; the one used last is used next, so that idle ones die off at the server."""
+
+    def __init__(self, origin: Origin, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
+        self.origin = origin
+        self._limits = limits
+        self._tls = (tls or ssl.create_default_context()) if origin.tls else None
+        self._addresses: list[str] = []
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    async def resolve(self) -> None:
+        """Look the host up, once; every address is tried in the resolver's order.  Raises UserError."""
+        origin = self.origin
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise UserError(
+                f"cannot resolve {origin.host!r}: {error}", where=f"target {origin.url}", remedy="check the host name"
+            ) from error
+        self._addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    def take(self) -> Connection | None:
+        """An idle connection, or None: then `connect`."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open:
+                return connection
+        return None
+
+    async def connect(self, timeout_s: float) -> Connection:
+        """A new connection, TLS included, within `timeout_s` over all addresses.  Raises ConnectError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._try_addresses()
+        except TimeoutError:
+            raise ConnectError(TIMEOUT_CONNECT, f"no connection within {timeout_s:g} s") from None
+
+    async def _try_addresses(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        failed = ConnectError(REFUSED, "no address")
+        for address in self._addresses:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._limits, self._return),
+                    address,
+                    self.origin.port,
+                    ssl=self._tls,
+                    server_hostname=self.origin.host if self._tls is not None else None,
+                )
+            except ssl.SSLError as error:
+                failed = ConnectError(REFUSED, f"TLS: {error}")
+            except TimeoutError as error:  # the kernel's own ETIMEDOUT
+                failed = ConnectError(TIMEOUT_CONNECT, str(error))
+            except OSError as error:
+                failed = ConnectError(CLIENT_ERROR if error.errno in _OURS else REFUSED, str(error))
+            else:
+                if connection.open:
+                    self._all.add(connection)
+                return connection
+        raise failed
+
+    def _return(self, connection: Connection) -> None:
+        if connection.open:
+            self._idle.append(connection)
+        else:
+            self._all.discard(connection)
+
+    def close(self) -> None:
+        """Drop every connection."""
+        for connection in list(self._all):
+            connection.cut()
+        self._all.clear()
+        self._idle.clear()

@@ -23,10 +23,10 @@ LOOP: Final = "loop"  # one n-gram repeated over nearly the whole text
 WRONG_KINDS: Final = (PROMPT_TOKENS, FINISH_REASON, EMPTY, REPLACEMENT_CHAR, SPECIAL_TOKEN, LOOP)
 
 LEGAL_FINISH: Final = ("stop", "length", "tool_calls", "content_filter")
-#: A text counts as a loop when one n-gram covers this share of it, and it is long enough to mean something: lists,
-#: tables and poems of healthy models repeat themselves too, but hardly over nine tenths of 200 characters.
+#: A text counts as a loop when its ``repeat_share`` reaches this and it is long enough to mean something.  Lists and
+#: refrains of healthy models repeat themselves too, but not over nine tenths of the tail of a text.
 LOOP_SHARE: Final = 0.9
-LOOP_MIN_CHARS: Final = 200
+LOOP_MIN_CHARS: Final = 64
 
 #: The columns that ``failures`` reads.
 COLUMNS: Final = (

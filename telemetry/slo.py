@@ -108,7 +108,8 @@ class Slo:
 
         def figure(values: list[float | None]) -> Floats:
             table: Floats = np.array([np.inf if value is None else value for value in values], dtype=np.float64)
-            return table[index]
+            found: Floats = table[index]
+            return found
 
         inputs = pc.fill_null(requests.column("input_tokens"), 0).to_numpy().astype(np.float64)
         expected = pc.cast(requests.column("expected_output_tokens"), pa.float64()).to_numpy()

@@ -63,11 +63,11 @@ class Child:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
-    def wait(self, timeout_s: float | None = None) -> int | None:
+    def wait(self, timeout_s: float) -> int | None:
         """Wait for the end without reaping; None when ``timeout_s`` passed first."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        until = time.monotonic() + timeout_s
         while (status := self.exit_status()) is None:
-            if until is not None and time.monotonic() >= until:
+            if time.monotonic() >= until:
                 return None
             time.sleep(_POLL_S)
         return status
@@ -160,6 +160,15 @@ class Children:
                 raise UserError(f"{child.name} was not ready after {timeout_s:.0f} s\n{child.tail()}".rstrip())
             time.sleep(_POLL_S)
         return time.monotonic() - started
+
+    def run_to_end(self, child: Child) -> int:
+        """Wait for its end however long it takes, end what it left in its group, and forget it; its exit status."""
+        while (status := child.exit_status()) is None:
+            time.sleep(_POLL_S)
+        child.signal_group(signal.SIGKILL)
+        child.process.wait()
+        self.running.remove(child)
+        return status
 
     def wait_any(self) -> Child:
         """Wait until one of the children ends, and return it."""

@@ -166,3 +166,10 @@ def test_a_taken_port_is_named_with_the_remedy() -> None:
 def test_statuses_in_words() -> None:
     assert describe(3) == "exit code 3"
     assert describe(-9) == "killed by SIGKILL"
+
+
+def test_run_to_end_gives_the_exit_code_and_forgets_the_child(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        assert children.run_to_end(children.start("run", (sys.executable, "-S", "-c", "raise SystemExit(3)"))) == 3
+        sleeper = children.start("sleeper", SLEEPER)
+        assert children.running == [sleeper]

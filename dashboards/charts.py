@@ -1,0 +1,208 @@
+"""Charts as plain functions: a small table in, an Altair chart out.  They draw and decide nothing.
+
+What must always hold: no chart gets more than ``MAX_MARKS`` marks; every mark tells its numbers on hover; stacks and
+legends follow the order of ``palette``.  Times in the tables are seconds; a chart shows milliseconds below one second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import altair as alt
+
+from dashboards.palette import LABEL_COLOURS, PHASE_COLOURS, PHASE_WORDS
+from telemetry.names import LABELS
+
+MAX_MARKS: Final = 3000
+Rows = Sequence[Mapping[str, Any]]
+
+_GAP: Final = 1.5  # px between touching bars, so that neighbours part without colour
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """Factor and unit in which durations up to ``seconds`` read best: milliseconds below one second."""
+    return (1000.0, "ms") if seconds < 1.0 else (1.0, "s")
+
+
+def outcomes_over_load(outcomes: Rows, load: Rows, bin_s: float) -> alt.VConcatChart:
+    """Share of each label per bin of intended send time, above the number of requests in it; one time axis.
+
+    outcomes: start_s, end_s, label, requests, share_low, share_high.  load: start_s, end_s, requests, per_s.
+    """
+    span = (0.0, max((row["end_s"] for row in load), default=1.0))
+    time_axis = alt.Scale(domain=span, nice=False)
+    words = f"{bin_s:g} s"
+    top = (
+        alt.Chart(_data(outcomes))
+        .mark_bar(binSpacing=_GAP)
+        .encode(
+            x=alt.X("start_s:Q", bin="binned", scale=time_axis, axis=alt.Axis(labels=False, ticks=False), title=None),
+            x2="end_s:Q",
+            y=alt.Y("share_low:Q", scale=alt.Scale(domain=(0, 1)), title="share of outcomes").axis(
+                format="%", tickCount=4, minExtent=44, maxExtent=44
+            ),
+            y2="share_high:Q",
+            color=_label_colour(),
+            tooltip=[
+                alt.Tooltip("label:N"),
+                alt.Tooltip("requests:Q"),
+                alt.Tooltip("of:Q", title=f"of requests in {words}"),
+                alt.Tooltip("start_s:Q", title="from second", format=".1f"),
+            ],
+        )
+        .properties(height=170)
+    )
+    bottom = (
+        alt.Chart(_data(load))
+        .mark_bar(binSpacing=_GAP, color=_INK)
+        .encode(
+            x=alt.X("start_s:Q", bin="binned", scale=time_axis, title="seconds into the run (intended send)"),
+            x2="end_s:Q",
+            y=alt.Y("requests:Q", title=f"offered / {words}").axis(
+                format="d", tickCount=3, tickMinStep=1, minExtent=44, maxExtent=44
+            ),
+            tooltip=[
+                alt.Tooltip("requests:Q"),
+                alt.Tooltip("per_s:Q", title="requests/s", format=".2f"),
+                alt.Tooltip("start_s:Q", title="from second", format=".1f"),
+            ],
+        )
+        .properties(height=90)
+    )
+    both: alt.VConcatChart = alt.vconcat(top, bottom, spacing=6).resolve_scale(x="shared", color="independent")
+    return both
+
+
+def phase_stacks(rows: Rows, order: Sequence[str]) -> alt.LayerChart:
+    """One horizontal bar per percentile, its phases stacked so that they end at the percentile.
+
+    rows: name, phase, start_s, end_s, seconds, share, total_s.  order: the names from top to bottom.
+    """
+    longest = max((row["end_s"] for row in rows), default=0.0)
+    factor, unit = unit_of(longest)
+    data = [{**row, "from": row["start_s"] * factor, "to": row["end_s"] * factor} for row in rows]
+    totals = {row["name"]: row["total_s"] for row in rows}
+    ends = [{"name": n, "to": total * factor, "text": seconds_words(total)} for n, total in totals.items()]
+    y = alt.Y("name:N", sort=list(order), title=None).axis(ticks=False, domain=False, labelPadding=6)
+    x = alt.X("from:Q", title=unit, scale=alt.Scale(domain=(0, longest * factor * 1.14), nice=False))
+    bars = (
+        alt.Chart(_data(data))
+        .mark_bar(stroke=_SEAM, strokeWidth=0.75, height={"band": 0.72})
+        .encode(x=x, x2="to:Q", y=y, color=_phase_colour(), tooltip=_phase_tooltip())
+    )
+    text = alt.Chart(_data(ends)).mark_text(align="left", dx=5, color=_INK).encode(x="to:Q", y=y, text="text:N")
+    chart: alt.LayerChart = alt.LayerChart(layer=[bars, text]).properties(height=_height(30, len(order)))
+    return chart
+
+
+def worst_requests(rows: Rows, ends: Rows) -> alt.LayerChart:
+    """One bar per request, from its intended send, phases in the order in which they happen.
+
+    rows: name, phase, start_s, end_s, seconds, share, total_s.  ends: name, total_s, verdict, label, first_token_s.
+    """
+    order = [row["name"] for row in ends]
+    longest = max((row["total_s"] for row in ends), default=0.0)
+    factor, unit = unit_of(longest)
+    data = [{**row, "from": row["start_s"] * factor, "to": row["end_s"] * factor} for row in rows]
+    tips = [
+        {
+            "name": row["name"],
+            "to": row["total_s"] * factor,
+            "text": row["verdict"],
+            "label": row["label"],
+            "first": None if row["first_token_s"] is None else row["first_token_s"] * factor,
+        }
+        for row in ends
+    ]
+    y = alt.Y("name:N", sort=order, title=None).axis(ticks=False, domain=False, labelPadding=6)
+    x = alt.X("from:Q", title=f"{unit} after the intended send").scale(domain=(0, longest * factor * 1.35), nice=False)
+    bars = (
+        alt.Chart(_data(data))
+        .mark_bar(stroke=_SEAM, strokeWidth=0.75, height={"band": 0.74})
+        .encode(x=x, x2="to:Q", y=y, color=_phase_colour(), tooltip=_phase_tooltip())
+    )
+    first = (
+        alt.Chart(_data([tip for tip in tips if tip["first"] is not None]))
+        .mark_tick(color=_INK, thickness=2, bandSize=24)
+        .encode(x="first:Q", y=y, tooltip=[alt.Tooltip("first:Q", title=f"first token, {unit}", format=".1f")])
+    )
+    dot = (
+        alt.Chart(_data(tips))
+        .mark_point(filled=True, size=70, opacity=1, xOffset=9, shape="circle")
+        .encode(x="to:Q", y=y, color=alt.Color("label:N", scale=_label_scale(), legend=None), tooltip=["text:N"])
+    )
+    text = alt.Chart(_data(tips)).mark_text(align="left", dx=18, color=_INK).encode(x="to:Q", y=y, text="text:N")
+    layers = alt.LayerChart(layer=[bars, first, dot, text]).resolve_scale(color="independent")
+    chart: alt.LayerChart = layers.properties(height=_height(24, len(order)))
+    return chart
+
+
+def seconds_words(seconds: float) -> str:
+    """A duration as people write it: ``8.1 ms``, ``431 ms``, ``2.35 s``."""
+    factor, unit = unit_of(seconds)
+    value = seconds * factor
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+_INK: Final = "#7d828c"  # readable on white and on Streamlit's dark ground (4.0 and 4.7 to 1)
+_SEAM: Final = "#80808080"
+
+
+def _height(row_px: int, rows: int) -> int:
+    return row_px * max(1, rows) + 10
+
+
+def _data(rows: Rows) -> alt.InlineData:
+    if len(rows) > MAX_MARKS:
+        raise ValueError(f"{len(rows)} marks; aggregate to at most {MAX_MARKS} first")
+    return alt.InlineData(values=[dict(row) for row in rows])
+
+
+def _label_scale() -> alt.Scale:
+    return alt.Scale(domain=list(LABELS), range=[LABEL_COLOURS[label] for label in LABELS])
+
+
+def _label_colour() -> alt.Color:
+    return alt.Color("label:N", scale=_label_scale(), legend=None)
+
+
+def _phase_colour() -> alt.Color:
+    scale = alt.Scale(domain=list(PHASE_COLOURS), range=list(PHASE_COLOURS.values()))
+    return alt.Color("phase:N", scale=scale, legend=None)
+
+
+def _phase_tooltip() -> list[alt.Tooltip]:
+    return [
+        alt.Tooltip("name:N", title=" "),
+        alt.Tooltip("word:N", title="phase"),
+        alt.Tooltip("duration:N", title="takes"),
+        alt.Tooltip("share:Q", title="share", format=".1%"),
+    ]
+
+
+def stack_rows(name: str, phases: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The bars of one stack: each phase from where the one before ended.  Phases of no length get no bar."""
+    rows: list[dict[str, Any]] = []
+    total = sum(phases.values())
+    at = 0.0
+    for phase in PHASE_COLOURS:
+        seconds = phases.get(phase, 0.0)
+        if seconds <= 0.0:
+            continue
+        rows.append(
+            {
+                "name": name,
+                "phase": phase,
+                "word": PHASE_WORDS[phase],
+                "start_s": at,
+                "end_s": at + seconds,
+                "seconds": seconds,
+                "duration": seconds_words(seconds),
+                "share": seconds / total,
+                "total_s": total,
+            }
+        )
+        at += seconds
+    return rows

@@ -1,0 +1,33 @@
+"""The commands of this folder: ``tailspan demo`` and ``tailspan up``.  Light to import; the work is in demo and up."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def demo_command(
+    no_ui: Annotated[
+        bool,
+        typer.Option("--no-ui", help="End after the run, without the page (also: UI=0 in the environment)."),
+    ] = False,
+    duration: Annotated[float, typer.Option(min=5, max=3600, help="Seconds of the trace to replay.")] = 60.0,
+) -> None:
+    """The whole idea on one machine: a real model, a minute of a real trace, and the verdict."""
+    from dashboards.demo import run_demo
+
+    raise typer.Exit(run_demo(no_ui=no_ui, duration_s=duration))
+
+
+def up_command(
+    model: Annotated[str, typer.Option(help="Model name, GGUF file or safetensors folder.")] = "smollm2",
+    engine_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8501,
+    prometheus_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 9090,
+) -> None:
+    """Engine, page and, where its binary is found, Prometheus, as local processes; Ctrl-C ends them all."""
+    from dashboards.up import bring_up
+
+    code = bring_up(model=model, engine_port=engine_port, ui_port=ui_port, prometheus_port=prometheus_port)
+    raise typer.Exit(code)

@@ -1,0 +1,123 @@
+"""Text to token ids and back, and the exact bytes of every token.
+
+Built on the `tokenizers` library from a tokenizer.json.  What must hold: encode adds nothing by itself; for
+byte-level vocabularies the bytes of the tokens of a text, joined, are the bytes of the text, so that a detokenizer
+that works on token_bytes can never lose or invent a character.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer as Library
+
+from models.errors import UserError
+
+_REMEDY: Final = "use a model with a byte-level BPE or SentencePiece-style BPE tokenizer.json"
+
+
+def byte_map() -> dict[str, int]:
+    """GPT-2's printable stand-in character -> byte (its `bytes_to_unicode`, inverted)."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in set(kept)]
+    return {chr(byte): byte for byte in kept} | {chr(256 + n): byte for n, byte in enumerate(moved)}
+
+
+_BYTE_OF: Final = byte_map()
+
+
+class Tokenizer:
+    """special_ids / special_texts: the control tokens, which contribute no text.  sha: SHA-256 of tokenizer.json.
+
+    prefix_ids: what the model's own post-processor puts before a plain text (its BOS, often nothing).
+    Safe to call from several threads at once.
+    """
+
+    def __init__(self, source: bytes, where: str) -> None:
+        """source: the bytes of a tokenizer.json.  Raises UserError if it cannot be read or is of another kind."""
+        try:
+            text = source.decode("utf-8")
+            self._library = Library.from_str(text)
+            # The library's switch "treat specials as plain text" is state, so the plain reading has its own copy.
+            self._plain = Library.from_str(text)
+            parsed = json.loads(text)
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(
+                f"not a readable tokenizer.json: {error}", where=where, remedy="fetch the model's tokenizer.json again"
+            ) from error
+        self._plain.encode_special_tokens = True
+        self.sha = hashlib.sha256(source).hexdigest()
+        added = parsed.get("added_tokens") or []
+        self.special_ids = frozenset(token["id"] for token in added if token["special"])
+        self.special_texts = frozenset(token["content"] for token in added if token["special"])
+        self._added = {token["id"]: str(token["content"]) for token in added}
+        self.byte_level = _is_byte_level(parsed, where)
+        self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.prefix_ids = tuple(self._library.encode("", add_special_tokens=True).ids)
+        self._bytes: list[bytes] | None = None
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokenizer:
+        """Read a tokenizer.json.  Raises UserError naming it."""
+        try:
+            return cls(path.read_bytes(), str(path))
+        except OSError as error:
+            raise UserError(
+                f"cannot be read: {error.strerror}", where=str(path), remedy="fetch the model's tokenizer.json again"
+            ) from error
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text; special tokens spelled in it are parsed as such, nothing is added."""
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of text with spelled special tokens read as ordinary characters."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD; ids outside the vocabulary contribute nothing."""
+        pieces = []
+        for token in ids:
+            special = token in self.special_ids
+            pieces.append(
+                self._added[token].encode("utf-8") if special and not skip_special else self.token_bytes(token)
+            )
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The raw bytes that a token adds to the text; b"" for special tokens and for ids without a token."""
+        if self._bytes is None:
+            self._bytes = self._all_bytes()
+        return self._bytes[token] if 0 <= token < len(self._bytes) else b""
+
+    def _all_bytes(self) -> list[bytes]:
+        table = [b""] * self.vocab_size
+        for piece, token in self._library.get_vocab(with_added_tokens=True).items():
+            if token in self.special_ids:
+                continue
+            if token in self._added:
+                table[token] = self._added[token].encode("utf-8")
+            elif self.byte_level:
+                table[token] = b"".join(
+                    bytes((_BYTE_OF[char],)) if char in _BYTE_OF else char.encode("utf-8") for char in piece
+                )
+            elif len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+                table[token] = bytes((int(piece[3:5], 16),))
+            else:
+                table[token] = piece.replace("▁", " ").encode("utf-8")
+        return table
+
+
+def _is_byte_level(parsed: dict[str, Any], where: str) -> bool:
+    """True for GPT-2's byte-level BPE, False for SentencePiece-style BPE with byte fallback; refuses other kinds."""
+    kind = (parsed.get("model") or {}).get("type")
+    decoder = parsed.get("decoder") or {}
+    steps = [step.get("type") for step in decoder.get("decoders", [decoder])]
+    if kind == "BPE" and "ByteLevel" in steps:
+        return True
+    if kind == "BPE" and "ByteFallback" in steps:
+        return False
+    raise UserError(f"tokenizer of type {kind!r} with decoder {steps} is not supported", where=where, remedy=_REMEDY)

@@ -1,0 +1,250 @@
+"""The plan of a run: everything a worker needs to rebuild the same schedule and the same prompts, as one JSON file.
+
+A plan holds no secret: the API key by the name of its environment variable, header values as `$NAME`; both are looked
+up in the worker.  Reading refuses unknown keys by name, so that a misspelt one is never silently ignored.
+`load_worker` is what a sender process calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from loadgen.calls import Calls, Sampling
+from loadgen.job import KEEP_TEXT, CallSource, SendSettings
+from loadgen.prompts import PromptMaker
+from loadgen.schedule import Schedule, Transforms, build
+from loadgen.traces import registry
+from models.errors import UserError
+
+PLAN_FILE: Final = "plan.json"
+VERSION: Final = 1
+SECRET_NAMES: Final = re.compile(r"auth|key|token|secret|cookie|password", re.IGNORECASE)
+FROM_ENVIRONMENT: Final = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run.  Times are seconds (of trace time for the window, of run time for timeouts), lengths are tokens."""
+
+    run_id: str
+    seed: int
+    salt: str  # prompts of two plans with different salts share no prefix
+    trace_name: str
+    trace_path: str
+    trace_format: str
+    trace_sha256: str
+    reference: str  # model whose tokenizer and template count the prompts
+    served_model: str  # the name that goes into the requests
+    max_context: int
+    min_input: int
+    requests: int  # in the schedule; a worker that computes another number refuses to start
+    targets: tuple[str, ...]
+    workers: int = 1
+    start_s: float = 0.0
+    duration_s: float | None = None
+    speed: float = 1.0
+    rate_scale: float = 1.0
+    length_scale: float = 1.0
+    over_limit: str = "skip"
+    exact_output: bool = True
+    temperature: float = 0.7
+    top_p: float = 0.9
+    headers: dict[str, str] = field(default_factory=dict)
+    api_key_env: str | None = None
+    connect_timeout_s: float = 10.0
+    first_token_timeout_s: float = 120.0
+    total_timeout_s: float = 600.0
+    max_concurrency: int | None = None
+    keep_text: str = "wrong"
+    sampling_ratio: float = 1.0
+    version: int = VERSION
+
+    @property
+    def transforms(self) -> Transforms:
+        return Transforms(
+            seed=self.seed,
+            start_s=self.start_s,
+            duration_s=self.duration_s,
+            speed=self.speed,
+            rate_scale=self.rate_scale,
+            length_scale=self.length_scale,
+            over_limit=self.over_limit,
+            max_context=self.max_context,
+            min_input=self.min_input,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "targets": list(self.targets)}
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Raises UserError for a file that is no plan, naming unknown and missing keys."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"the plan cannot be read ({error.strerror})", where=str(path)) from None
+        except ValueError as error:
+            raise UserError(f"the plan is not JSON ({error})", where=str(path)) from None
+        return cls.from_dict(values, str(path))
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str) -> Plan:
+        """Raises UserError naming the key."""
+        if not isinstance(values, dict):
+            raise UserError("a plan is an object with keys", where=where)
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UserError(f"unknown key {unknown[0]!r}", where=where, remedy=f"keys: {', '.join(sorted(known))}")
+        if values.get("version", VERSION) != VERSION:
+            raise UserError(
+                f"plan version {values['version']} is not {VERSION}", where=where, remedy="make the plan again"
+            )
+        try:
+            return cls(**{**values, "targets": tuple(values.get("targets", ()))})
+        except TypeError as error:
+            missing = str(error).partition(": ")[2] or str(error)
+            raise UserError(f"keys are missing: {missing}", where=where, remedy="make the plan again") from None
+
+    def settings(self) -> SendSettings:
+        """What the sender needs, with the secrets looked up in the environment.  Raises UserError for one not set."""
+        headers = {name: expanded(name, value) for name, value in self.headers.items()}
+        if self.api_key_env:
+            headers["Authorization"] = f"Bearer {from_environment(self.api_key_env, '--api-key-env')}"
+        return SendSettings(
+            targets=self.targets,
+            headers=headers,
+            connect_timeout_s=self.connect_timeout_s,
+            first_token_timeout_s=self.first_token_timeout_s,
+            total_timeout_s=self.total_timeout_s,
+            max_concurrency=share(self.max_concurrency, self.workers),
+            keep_text=self.keep_text,
+            tokenizer_ref=self.reference,
+        )
+
+
+def share(limit: int | None, workers: int) -> int | None:
+    """What one worker gets of a limit on the whole run, at least 1."""
+    return None if limit is None else max(1, limit // workers)
+
+
+def expanded(name: str, value: str) -> str:
+    """A header's value with `$NAME` and `${NAME}` replaced from the environment.  Raises UserError for one not set."""
+    return FROM_ENVIRONMENT.sub(lambda match: from_environment(match.group(1), f"--header {name}"), value)
+
+
+def from_environment(variable: str, where: str) -> str:
+    """Raises UserError where the variable is not set or holds line breaks."""
+    value = os.environ.get(variable, "")
+    if not value or "\n" in value or "\r" in value:
+        raise UserError(
+            f"the environment variable {variable} is {'not one line' if value else 'not set'}",
+            where=where,
+            remedy=f"export {variable}=… before the run",
+        )
+    return value
+
+
+def checked_headers(lines: list[str]) -> dict[str, str]:
+    """`Name: value` lines as a plan keeps them.  Raises UserError; a literal secret is refused."""
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = (part.strip() for part in line.partition(":"))
+        if not colon or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or "\n" in value or "\r" in value:
+            raise UserError(f"{line!r} is not a header", where="--header", remedy='write --header "Name: value"')
+        if SECRET_NAMES.search(name) and not FROM_ENVIRONMENT.search(value):
+            raise UserError(
+                f"the value of {name} looks like a secret and plans are kept in the run bundle",
+                where="--header",
+                remedy=f"put it into an environment variable: --header '{name}: $NAME', or use --api-key-env NAME",
+            )
+        headers[name] = value
+    return headers
+
+
+def checked_targets(text: str) -> tuple[str, ...]:
+    """Base URLs, split at commas, without a trailing slash.  Raises UserError."""
+    targets = []
+    for part in (piece.strip() for piece in text.split(",")):
+        url = urlsplit(part)
+        remedy = "write --target http://127.0.0.1:8000 (several: separate by commas)"
+        try:
+            port_fits = url.port is None or url.port > 0
+        except ValueError:
+            port_fits = False
+        if url.scheme not in ("http", "https") or not url.hostname or not port_fits:
+            raise UserError(f"{part!r} is not an http(s) address", where="--target", remedy=remedy)
+        if url.username or url.password or url.query or url.fragment:
+            raise UserError(
+                "the address holds a user, a query or a fragment",
+                where="--target",
+                remedy="give keys by --api-key-env or --header; " + remedy,
+            )
+        targets.append(part.rstrip("/").removesuffix("/v1"))
+    return tuple(targets)
+
+
+def checked_limits(
+    workers: int, max_concurrency: int | None, timeouts: dict[str, float], keep_text: str, temperature: float
+) -> None:
+    """Raises UserError naming the option.  timeouts: option -> seconds."""
+    if not 1 <= workers <= 256:
+        raise UserError(f"{workers} workers", where="--workers", remedy="give 1 to 256")
+    if max_concurrency is not None and max_concurrency < workers:
+        raise UserError(
+            f"{max_concurrency} in flight for {workers} workers",
+            where="--max-concurrency",
+            remedy="give at least one for each worker, or leave it out for an open loop",
+        )
+    for option, seconds in timeouts.items():
+        if not 0 < seconds <= 86_400:
+            raise UserError(
+                f"{seconds:g} is not a time limit", where=option, remedy="give seconds above 0, up to a day"
+            )
+    if keep_text not in KEEP_TEXT:
+        raise UserError(f"{keep_text!r} is not a choice", where="--keep-text", remedy=f"choose {', '.join(KEEP_TEXT)}")
+    if not 0 <= temperature <= 5:
+        raise UserError(f"{temperature:g} is no temperature", where="--temperature", remedy="give 0 to 5")
+
+
+def load_schedule(plan: Plan) -> Schedule:
+    """Rebuild the schedule from the trace file.  Raises UserError where the file is no longer the one of the plan."""
+    trace = registry.read(Path(plan.trace_path), plan.trace_name)
+    if trace.sha256 != plan.trace_sha256:
+        raise UserError(
+            f"the file has changed since the plan was made: sha256 {trace.sha256[:12]}…, not {plan.trace_sha256[:12]}…",
+            where=plan.trace_path,
+            remedy="start the run again",
+        )
+    schedule = build(trace, plan.transforms)
+    if len(schedule) != plan.requests:
+        raise UserError(
+            f"the schedule has {len(schedule)} requests, the plan says {plan.requests}",
+            where=plan.trace_path,
+            remedy="use the same version of tailspan and numpy on all machines",
+        )
+    return schedule
+
+
+def load_worker(plan_path: Path, worker: int, workers: int) -> tuple[SendSettings, CallSource]:
+    """The settings and the calls of one worker of several (0-based).  Raises UserError."""
+    from models.store import load_reference
+
+    plan = Plan.read(plan_path)
+    if not 0 <= worker < workers:
+        raise UserError(f"worker {worker} of {workers}", where=str(plan_path), remedy="workers count from 0")
+    schedule = load_schedule(plan)
+    reference = load_reference(plan.reference)
+    maker = PromptMaker(reference.tokenizer, reference.template, seed=plan.seed, salt=plan.salt)
+    sampling = Sampling(plan.served_model, plan.seed, plan.temperature, plan.top_p, plan.exact_output)
+    calls = Calls(schedule, maker, sampling, plan.run_id, plan.sampling_ratio, worker, workers)
+    return plan.settings(), calls

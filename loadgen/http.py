@@ -137,6 +137,11 @@ class Connection(asyncio.Protocol):
         self._reset_answer()
         self._transport.write(data)
 
+    @property
+    def busy(self) -> bool:
+        """The last answer is not read to its end."""
+        return self._busy
+
     def release(self) -> None:
         """The listener has all it wants: read the rest of the answer silently, then keep the connection."""
         self._listener = None
@@ -145,6 +150,7 @@ class Connection(asyncio.Protocol):
         """Drop the connection now, without a word to the listener."""
         self._listener = None
         self.open = False
+        self._give_back(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -264,7 +270,7 @@ class Pool:
         self._limits = limits
         self._tls = (tls or ssl.create_default_context()) if origin.tls else None
         self._addresses: list[str] = []
-        self._idle: list[Connection] = []
+        self._idle: dict[Connection, None] = {}  # in the order of their return
         self._all: set[Connection] = set()
 
     def __len__(self) -> int:
@@ -283,11 +289,11 @@ class Pool:
 
     def take(self) -> Connection | None:
         """An idle connection, or None: then `connect`."""
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.open:
-                return connection
-        return None
+        return self._idle.popitem()[0] if self._idle else None
+
+    def keep(self, connection: Connection) -> None:
+        """Take in a connection that was opened and then not needed."""
+        self._return(connection)
 
     async def connect(self, timeout_s: float) -> Connection:
         """A new connection, TLS included, within `timeout_s` over all addresses.  Raises ConnectError."""
@@ -323,8 +329,9 @@ class Pool:
 
     def _return(self, connection: Connection) -> None:
         if connection.open:
-            self._idle.append(connection)
+            self._idle[connection] = None
         else:
+            self._idle.pop(connection, None)
             self._all.discard(connection)
 
     def close(self) -> None:

@@ -1,0 +1,374 @@
+"""Open loop: every call leaves at its absolute moment, whatever the server does, and becomes a row when it ends.
+
+Owns the schedule of one worker, the timeouts and the order of work on its event loop.  Must always hold:
+  * a call is never skipped and its moment never moved: a late send shows as lag;
+  * sending and reading come first; making rows, building further calls and collecting garbage are done where nothing
+    is due for a millisecond, or when they are overdue themselves (`_pressed`), so that they cannot starve;
+  * every call that was due has exactly one row in the end, sent or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from loadgen.alarm import Alarm, alarm
+from loadgen.flight import Flight
+from loadgen.http import Connection, Limits, Origin, Pool
+from loadgen.job import Call, CallSource, SendSettings
+from loadgen.rows import Encoder, request_row
+from loadgen.stream import Answer
+from loadgen.textfacts import leak_counter, text_facts
+from loadgen.vitals import Vitals
+from loadgen.wire import RequestHead
+from telemetry.names import CUT_BY_END, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL
+
+LOOK_AHEAD: Final = 512  # calls built before they are due
+_LOOK_AHEAD_BYTES: Final = 32 << 20
+_TURN_NS: Final = 1_000_000  # sends in a row before the answers get their turn; room that other work needs
+_BATCH_ROWS: Final = 64  # rows to a record batch: some 1 ms of work at most
+_OLD_ROW_NS: Final = 250_000_000
+_MANY_ROWS: Final = 2_000
+_LINGER_NS: Final = 5_000_000_000  # how long a finished answer's connection may take to end its HTTP message
+
+
+class RowSink(Protocol):
+    """What is needed of telemetry.bundle.PartWriter."""
+
+    error: str | None  # why rows cannot be written at present
+
+    def append(self, rows: dict[str, Any], /) -> None: ...
+    def flush(self) -> bool: ...
+
+
+class Tokenizer(Encoder, Protocol):
+    """What is needed of models.tokenizer.Tokenizer."""
+
+    @property
+    def special_texts(self) -> frozenset[str]: ...
+
+
+class Dispatcher:
+    """Sends the calls of one worker.  Life: prepare, start, stop.  Everything happens on one event loop."""
+
+    def __init__(
+        self,
+        settings: SendSettings,
+        source: CallSource,
+        rows: RowSink,
+        worker: int,
+        tokenizer: Tokenizer | None = None,
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.connect_timeout_s = settings.connect_timeout_s
+        self.requests = len(source)
+        self.vitals = Vitals()
+        self._write_fault: str | None = None
+        self._settings = settings
+        self._calls: Iterator[Call] = iter(source)
+        self._rows = rows
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._count_leaks = leak_counter(tokenizer.special_texts if tokenizer is not None else ())
+        self._on_drained = on_drained
+        limits = Limits(head=settings.line_limit, body=settings.body_limit)
+        self._pools = [Pool(Origin.parse(url), limits) for url in settings.targets]
+        self._heads = [RequestHead(pool.origin, settings.headers) for pool in self._pools]
+        self._zero_ns = 0
+        self._ahead: deque[Call] = deque()
+        self._ahead_bytes = 0
+        self._exhausted = False
+        self._parked: deque[Call] = deque()  # due, but held back by max_concurrency
+        self._in_flight: dict[int, Flight] = {}  # both in the order of their start, which is that of their timeouts
+        self._no_token_yet: dict[int, Flight] = {}
+        self._ended: deque[Flight] = deque()  # rows to be made
+        self._lingering: deque[tuple[int, Connection, int]] = deque()
+        self._buffered = 0
+        self._flushed_ns = 0
+        self._tidy_scheduled = False
+        self._stopping = False
+        self._empty = asyncio.Event()
+        self._alarm: Alarm | None = None
+        self._pulse: Alarm | None = None
+        self.begun = 0
+        self.sent = 0
+        self.done = 0
+        self.answered = 0
+        self.errors: Counter[str] = Counter()
+
+    # --- life ---
+    async def prepare(self) -> None:
+        """Resolve the targets and build the first calls.  Raises UserError."""
+        for pool in self._pools:
+            await pool.resolve()
+        while self._wants_calls():
+            self._pull()
+
+    def start(self, zero_ns: int) -> None:
+        """Begin; `zero_ns` is the run's zero on CLOCK_MONOTONIC, in the future or not."""
+        self._zero_ns = zero_ns
+        self.vitals.begin()
+        self._flushed_ns = time.monotonic_ns()
+        self._alarm = alarm(self._ring)
+        self._pulse = alarm(self._beat)
+        self._pulse.set(self.vitals.next_beat_ns)
+        self._ring()
+
+    async def stop(self, grace_s: float) -> None:
+        """Send no more; let what is in flight end within `grace_s`, then cut it.  All rows are written."""
+        if not self._stopping:
+            self._stopping = True
+            if self._alarm is not None:
+                self._alarm.close()
+            self._write_off_unsent(time.monotonic_ns())
+            self._ahead.clear()
+            self._exhausted = True
+        if self._in_flight and grace_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), grace_s)
+        self.cut()
+        for pool in self._pools:
+            pool.close()
+        if self._pulse is not None:
+            self._pulse.close()
+        while self._ended:
+            self._make_row()
+            if self._buffered >= _BATCH_ROWS:
+                self._flush(time.monotonic_ns())
+        self._flush(time.monotonic_ns())
+        await asyncio.sleep(0)  # let the aborted transports say goodbye
+        self.vitals.finish()
+
+    def cut(self) -> None:
+        """Give up everything in flight now."""
+        now = time.monotonic_ns()
+        for flight in list(self._in_flight.values()):
+            flight.give_up(CUT_BY_END, f"cut by the end of the run: {flight.state}", now)
+
+    @property
+    def finished(self) -> bool:
+        """All calls were sent and have ended."""
+        return self._exhausted and not self._ahead and not self._parked and not self._in_flight
+
+    @property
+    def write_error(self) -> str | None:
+        """Why rows are missing on disk; None: none are."""
+        return self._write_fault or self._rows.error
+
+    def progress(self) -> dict[str, Any]:
+        """The live figures; `due` counts what was built of the schedule, which is all but in a grave backlog."""
+        now = time.monotonic_ns()
+        overdue = len(self._parked)
+        for call in self._ahead:
+            if self._due_ns(call) > now:
+                break
+            overdue += 1
+        return {
+            "t_s": (now - self._zero_ns) / 1e9,
+            "due": self.begun + overdue,
+            "sent": self.sent,
+            "done": self.done,
+            "inflight": len(self._in_flight),
+            "answered": self.answered,
+            "errors": dict(self.errors),
+            "lag_p99_s": self.vitals.lag.quantile(0.99),
+            "loop_lag_p99_s": self.vitals.loop_lag.quantile(0.99),
+            "cpu_ratio": self.vitals.cpu_ratio_since_last(now),
+            "connections": sum(len(pool) for pool in self._pools),
+            "finished": self.finished,
+            "write_error": self.write_error,
+        }
+
+    # --- sending ---
+    def _due_ns(self, call: Call) -> int:
+        return self._zero_ns + round(call.intended_s * 1e9)
+
+    def _ring(self) -> None:
+        """Launch what is due, then sleep until the next."""
+        if self._stopping:
+            return
+        assert self._alarm is not None
+        now = time.monotonic_ns()
+        turn_ends = now + _TURN_NS
+        while True:
+            if not self._ahead and not self._pull():
+                break
+            call = self._ahead[0]
+            due = self._due_ns(call)
+            if due > now:
+                self._alarm.set(due)
+                break
+            if now > turn_ends:
+                self._alarm.set(now)  # rings at once, but after what the sockets have to say
+                break
+            self._ahead.popleft()
+            self._ahead_bytes -= len(call.body)
+            self._launch(call, now)
+            now = time.monotonic_ns()
+        self._tidy_soon()
+
+    def _launch(self, call: Call, now: int) -> None:
+        most = self._settings.max_concurrency
+        if most is not None and len(self._in_flight) >= most:
+            self._parked.append(call)
+            return
+        where = call.index % len(self._pools)
+        flight = Flight(self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit)
+        self._in_flight[call.index] = flight
+        self._no_token_yet[call.index] = flight
+        self.begun += 1
+        self.vitals.lag.add((now - self._due_ns(call)) / 1e9)
+        flight.go()
+
+    def on_sent(self, flight: Flight) -> None:
+        self.sent += 1
+
+    def on_first_token(self, flight: Flight) -> None:
+        self._no_token_yet.pop(flight.call.index, None)
+
+    def on_end(self, flight: Flight) -> None:
+        index = flight.call.index
+        del self._in_flight[index]
+        self._no_token_yet.pop(index, None)
+        connection = flight.connection
+        if connection is not None and connection.busy and connection.open:
+            self._lingering.append((time.monotonic_ns() + _LINGER_NS, connection, connection.exchanges))
+        self._count(flight)
+        if self._parked and not self._stopping:
+            self._launch(self._parked.popleft(), time.monotonic_ns())
+        self._tidy_soon()
+        if not self._in_flight:
+            if self._stopping:
+                self._empty.set()
+            elif self.finished:
+                self._on_drained()
+
+    def _count(self, flight: Flight) -> None:
+        self.done += 1
+        if flight.answer.failure is None:
+            self.answered += 1
+        else:
+            self.errors[flight.answer.failure.reason] += 1
+        self._ended.append(flight)
+
+    def _write_off_unsent(self, now: int) -> None:
+        """Calls that were due and never begun get a row too; those of the future are none of this run's."""
+        while self._parked:
+            self._never_sent(self._parked.popleft(), now)
+        while (self._ahead or self._pull()) and self._due_ns(self._ahead[0]) <= now and self._zero_ns:
+            self._never_sent(self._ahead.popleft(), now)
+
+    def _never_sent(self, call: Call, now: int) -> None:
+        where = call.index % len(self._pools)
+        flight = Flight(self, call, self._pools[where], self._heads[where].request, 0, self._settings.line_limit)
+        flight.ended = True
+        flight.answer.give_up(CUT_BY_END, "the run ended before it was sent", now)
+        self._count(flight)
+
+    # --- building calls ahead ---
+    def _wants_calls(self) -> bool:
+        return not self._exhausted and len(self._ahead) < LOOK_AHEAD and self._ahead_bytes < _LOOK_AHEAD_BYTES
+
+    def _pull(self) -> bool:
+        """Build one more call; False when there is none."""
+        call = next(self._calls, None)
+        if call is None:
+            self._exhausted = True
+            return False
+        self._ahead.append(call)
+        self._ahead_bytes += len(call.body)
+        return True
+
+    # --- timeouts and the pulse ---
+    def _beat(self) -> None:
+        assert self._pulse is not None
+        now = time.monotonic_ns()
+        self.vitals.beat(now)
+        self._pulse.set(self.vitals.next_beat_ns)
+        self._time_out(now)
+        if now - self._flushed_ns >= self._settings.flush_s * 1e9:
+            self._flush(now)
+        self.vitals.collect_if_wanted(now, self._room_ns(now))
+        self._tidy_soon()
+
+    def _time_out(self, now: int) -> None:
+        settings = self._settings
+        self._expire(self._no_token_yet, settings.first_token_timeout_s, TIMEOUT_FIRST_TOKEN, now)
+        self._expire(self._in_flight, settings.total_timeout_s, TIMEOUT_TOTAL, now)
+        while self._lingering and self._lingering[0][0] <= now:
+            _, connection, exchange = self._lingering.popleft()
+            if connection.busy and connection.exchanges == exchange:
+                connection.cut()
+
+    @staticmethod
+    def _expire(flights: dict[int, Flight], limit_s: float, reason: str, now: int) -> None:
+        oldest_ns = now - round(limit_s * 1e9)
+        while (flight := next(iter(flights.values()), None)) is not None and flight.start_ns <= oldest_ns:
+            flight.give_up(reason, f"after {limit_s:g} s: {flight.state}", now)  # takes it out of `flights`
+
+    # --- what can wait ---
+    def _room_ns(self, now: int) -> int:
+        """Time until the next send."""
+        return self._due_ns(self._ahead[0]) - now if self._ahead else _TURN_NS * 1000
+
+    def _pressed(self, now: int) -> bool:
+        """Is the work that can wait overdue?"""
+        ended = self._ended
+        if ended and (len(ended) > _MANY_ROWS or now - (ended[0].answer.end_ns or now) > _OLD_ROW_NS):
+            return True
+        return not self._exhausted and len(self._ahead) < LOOK_AHEAD // 8
+
+    def _tidy_soon(self) -> None:
+        if not self._tidy_scheduled and (self._ended or self._wants_calls()):
+            self._tidy_scheduled = True
+            asyncio.get_running_loop().call_soon(self._tidy)
+
+    def _tidy(self) -> None:
+        """One piece of the work that can wait, so that sockets and sends get their turn before the next."""
+        self._tidy_scheduled = False
+        now = time.monotonic_ns()
+        if self._room_ns(now) < _TURN_NS and not self._pressed(now):
+            return  # the next ring or beat asks again
+        if self._ended:
+            self._make_row()
+            if self._buffered >= _BATCH_ROWS:
+                self._flush(now)
+        elif self._wants_calls():
+            self._pull()
+        self._tidy_soon()
+
+    def _make_row(self) -> None:
+        flight = self._ended.popleft()
+        answer = flight.answer
+        facts = None
+        if answer.pieces or answer.failure is None:
+            facts = text_facts(answer.text, self._count_leaks, self._tokenizer)
+        keep = self._settings.keep_text != "none"  # which texts stay is decided when the verdicts are known
+        row = request_row(flight.call, answer, self._zero_ns, facts, self._tokenizer, keep)
+        row["worker"] = self._worker
+        row["target"] = flight.pool.origin.url
+        row["replica"] = _name_of_replica(answer, flight)
+        row["attempts"] = flight.attempts
+        if flight.start_ns:
+            row["lag_s"] = (flight.start_ns - self._due_ns(flight.call)) / 1e9
+            row["sent_s"] = None if flight.sent_ns is None else (flight.sent_ns - self._zero_ns) / 1e9
+            row["connect_s"] = None if flight.connect_ns is None else flight.connect_ns / 1e9
+            row["connection_reused"] = flight.reused
+        self._rows.append(row)
+        self._buffered += 1
+
+    def _flush(self, now: int) -> None:
+        self._flushed_ns = now
+        self._buffered = 0
+        try:
+            self._rows.flush()
+        except ValueError as error:  # a row that does not fit; the others are written
+            self._write_fault = str(error)
+
+
+def _name_of_replica(answer: Answer, flight: Flight) -> str | None:
+    return answer.replica or flight.peer or None

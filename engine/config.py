@@ -36,7 +36,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_batch", "token_budget", "block_size", "queue_limit", "step_log"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, but must be at least 1", where="engine configuration")
+                raise UserError(
+                    f"{name} is {getattr(self, name)}, but must be at least 1", where="engine configuration"
+                )
         for name in ("kv_blocks", "max_context", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -48,6 +50,8 @@ class EngineConfig:
                 remedy=f"raise the token budget to at least {self.max_batch} or lower the batch",
             )
         if self.dtype not in DTYPES:
-            raise UserError(f"dtype {self.dtype!r} is unknown", where="engine configuration", remedy=f"one of {', '.join(DTYPES)}")
+            raise UserError(
+                f"dtype {self.dtype!r} is unknown", where="engine configuration", remedy=f"one of {', '.join(DTYPES)}"
+            )
         if not 0 <= self.watermark < 1:
             raise UserError(f"watermark {self.watermark} is outside 0..1", where="engine configuration")

@@ -67,7 +67,17 @@ class PhaseClock:
     account is worse than none.
     """
 
-    __slots__ = ("_phase", "_since", "_stall_at", "facts", "first_token_ns", "head_ns", "intervals", "last_token_ns", "sent_ns")
+    __slots__ = (
+        "_phase",
+        "_since",
+        "_stall_at",
+        "facts",
+        "first_token_ns",
+        "head_ns",
+        "intervals",
+        "last_token_ns",
+        "sent_ns",
+    )
 
     def __init__(self, head_ns: int) -> None:
         self.head_ns = head_ns

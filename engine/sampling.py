@@ -29,17 +29,18 @@ def sample(logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int
         tokens: list[int] = logits.argmax(dim=-1).tolist()
         for row, request in enumerate(requests):
             if finite[row]:
-                held_back = request.generated < request.params.min_tokens
-                if held_back or request.params.temperature > 0:
-                    tokens[row] = _sample_row(logits[row], request, eos if held_back else frozenset())
+                params = request.params
+                banned = eos.union(params.stop_token_ids) if request.generated < params.min_tokens else frozenset()
+                if banned or params.temperature > 0:
+                    tokens[row] = _sample_row(logits[row], request, banned)
     return tokens, finite
 
 
 def _sample_row(logits: torch.Tensor, request: Request, banned: frozenset[int]) -> int:
     params = request.params
-    if banned or (params.stop_token_ids and request.generated < params.min_tokens):
+    if banned:
         logits = logits.clone()
-        logits[list(banned | set(params.stop_token_ids))] = float("-inf")
+        logits[list(banned)] = float("-inf")
     if params.temperature <= 0:
         return int(logits.argmax())
     scaled = logits / params.temperature

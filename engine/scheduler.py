@@ -17,20 +17,27 @@ from engine.request import Request
 
 @dataclass(slots=True)
 class Slice:
-    """Tokens ``start .. start + n`` of a request, computed in one step; ``sample``: the last of them is the newest."""
+    """Tokens ``start .. start + n`` of a request, computed in one step.
+
+    sample: the last of them is the newest, so a token follows.  decode: that token is not the first.
+    """
 
     request: Request
     start: int
     n: int
     sample: bool
 
+    @property
+    def decode(self) -> bool:
+        """One new token after an earlier one, as opposed to (a chunk of) prefill or recompute."""
+        return self.n == 1 and self.sample and self.request.generated > 0
+
 
 @dataclass(slots=True)
 class Plan:
-    """One step: decodes (one token each) first, then prefill chunks."""
+    """One step: slices of one token first, then chunks."""
 
     slices: list[Slice] = field(default_factory=list)
-    decodes: int = 0
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     cached_tokens: int = 0
@@ -72,12 +79,14 @@ class Scheduler:
 
     def _decodes(self, plan: Plan) -> int:
         for request in list(self.running):
-            if request.state == "running" and len(request.tokens) - request.computed == 1 and self._grow(request, 1, plan):
+            if (
+                request.state == "running"
+                and len(request.tokens) - request.computed == 1
+                and self._grow(request, 1, plan)
+            ):
                 plan.slices.append(Slice(request, request.computed, 1, True))
-        # one of them may have lost its pages to an older one after it was picked
-        plan.slices = [piece for piece in plan.slices if piece.request.state == "running"]
-        plan.decodes = len(plan.slices)
-        return plan.decodes
+        self._drop_preempted(plan)
+        return len(plan.slices)
 
     def _chunks(self, plan: Plan, budget: int) -> int:
         spent = 0
@@ -89,11 +98,13 @@ class Scheduler:
             if self._grow(request, n, plan):
                 plan.slices.append(Slice(request, request.computed, n, n == left))
                 spent += n
-        kept = [piece for piece in plan.slices if piece.request.state == "running"]
-        if len(kept) != len(plan.slices):
-            plan.slices = kept
-            plan.decodes = sum(1 for piece in kept if piece.n == 1 and piece.sample)
+        self._drop_preempted(plan)
         return spent
+
+    @staticmethod
+    def _drop_preempted(plan: Plan) -> None:
+        """Leave out what lost its pages to an older request after it was picked."""
+        plan.slices = [piece for piece in plan.slices if piece.request.state == "running"]
 
     def _admit(self, plan: Plan, budget: int) -> None:
         while budget > 0 and self.waiting and len(self.running) < self.config.max_batch:
@@ -137,17 +148,21 @@ class Scheduler:
         """Take its pages; it goes to the head of the queue and computes its tokens again."""
         self.running.remove(request)
         self.pool.release(request.blocks)
-        request.lost = request.computed
+        request.lost = max(request.lost, request.computed)
         request.blocks, request.chain, request.registered, request.computed = [], ROOT, 0, 0
         request.state = "waiting"
         self.waiting.appendleft(request)
         plan.preempted.append(request)
 
     def commit(self, piece: Slice) -> None:
-        """The tokens of a slice are computed: pages that became full enter the prefix index."""
+        """The tokens of a slice are computed.
+
+        Pages that became full enter the prefix index only with a finite sample behind them: until then nobody has
+        looked at what they hold.
+        """
         request, size = piece.request, self.pool.size
         request.computed += piece.n
-        while (request.registered + 1) * size <= request.computed:
+        while piece.sample and (request.registered + 1) * size <= request.computed:
             page = request.registered
             tokens = request.tokens[page * size : (page + 1) * size]
             request.chain = self.pool.register(request.blocks[page], request.chain, tokens)

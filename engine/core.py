@@ -1,0 +1,395 @@
+"""The engine: one thread that owns all state and runs step after step.
+
+    step = schedule -> forward -> sample -> commit          others talk to it through one inbox
+
+Laws, checked when idle and on demand (``integrity``): received = finished + aborted + failed + live;
+pages free + cached + used = total; tokens in steps = tokens in requests.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from engine.blocks import BlockPool
+from engine.config import EngineConfig
+from engine.detokenizer import TextStream
+from engine.phase_clock import PhaseClock
+from engine.request import (
+    ABORT,
+    ERROR,
+    LENGTH,
+    STOP,
+    NeverFits,
+    Output,
+    QueueFull,
+    Request,
+    RequestTooLong,
+    SamplingParams,
+)
+from engine.sampling import sample
+from engine.scheduler import Plan, Scheduler, Slice
+from engine.steplog import StepLog, StepRecord
+from models.store import LoadedModel
+
+log = logging.getLogger("tailspan.engine")
+
+
+class Runner(Protocol):
+    """What computes a step."""
+
+    kv_blocks: int
+    max_context: int
+
+    def forward(self, slices: Sequence[Slice]) -> torch.Tensor:
+        """Logits [rows that sample, vocabulary] float32."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start, and the state now.  Tokens, pages, requests."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_used: int = 0
+    kv_free: int = 0
+    kv_total: int = 0
+    received: int = 0
+    finished: Counter[str] = field(default_factory=Counter)  # by finish reason
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    recomputed_tokens: int = 0
+    nonfinite_rows: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    request_tokens: int = 0
+    stall_ns: int = 0
+
+
+class Engine:
+    """``submit`` and ``abort`` from any thread; answers come through each request's ``emit``, on the engine thread."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel, runner: Runner) -> None:
+        self.config, self.model, self.runner = config, model, runner
+        self.pool = BlockPool(runner.kv_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        self.scheduler = Scheduler(config, self.pool)
+        self.steps = StepLog(config.step_log)
+        self.max_context = runner.max_context
+        self._eos = frozenset(model.shape.eos_token_ids)
+        self._inbox: queue.SimpleQueue[tuple[str, Request | str | None]] = queue.SimpleQueue()
+        self._live: dict[str, Request] = {}
+        self._pending = 0  # submitted, not yet seen by the engine thread
+        self._pending_tokens = 0
+        self._lock = threading.Lock()
+        self._stats = EngineStats(kv_total=runner.kv_blocks, kv_free=runner.kv_blocks)
+        self._last_end_ns: int | None = None  # end of the last step after which someone was still runnable
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    # --- from any thread ---
+    def start(self) -> None:
+        """Start the engine thread."""
+        if self._thread is not None:
+            raise RuntimeError("the engine was started already")
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End what is live with ``abort`` and stop the thread; waits up to ``timeout`` seconds for the step in hand."""
+        if self._thread is None:
+            return
+        self._inbox.put(("stop", None))
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.warning("the engine thread did not end within %.1f s", timeout)
+
+    def submit(self, request: Request) -> None:
+        """Enqueue.  Raises RequestTooLong, NeverFits or QueueFull; then nothing of the request is kept."""
+        prompt, params = len(request.prompt_ids), request.params
+        if not request.prompt_ids:
+            raise ValueError("a prompt of no tokens cannot be continued")
+        if prompt + params.max_tokens > self.max_context:
+            raise RequestTooLong(prompt, params.max_tokens, self.max_context)
+        pool_tokens = self.pool.total * self.pool.size
+        if prompt + params.max_tokens > pool_tokens:
+            raise NeverFits(prompt + params.max_tokens, pool_tokens)
+        request.tokens = list(request.prompt_ids)
+        request.text = TextStream(params.stop)
+        request.seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
+        with self._lock:
+            ahead = len(self.scheduler.waiting) + self._pending
+            if ahead >= self.config.queue_limit:
+                raise QueueFull(self.config.queue_limit)
+            request.clock.facts.queue_depth_at_arrival = ahead
+            request.clock.facts.queue_tokens_ahead = self._stats.waiting_tokens + self._pending_tokens
+            self._pending += 1
+            self._pending_tokens += prompt
+        self._inbox.put(("add", request))
+
+    def abort(self, request_id: str) -> None:
+        """End a request in whatever state it is; nothing happens when it is over already."""
+        self._inbox.put(("abort", request_id))
+
+    def stats(self) -> EngineStats:
+        """Counters and state; a snapshot, at most one step old."""
+        stats = self._stats
+        with self._lock:
+            stats.waiting = len(self.scheduler.waiting) + self._pending
+        stats.running = len(self.scheduler.running)
+        stats.kv_used, stats.kv_free = self.pool.used, self.pool.available
+        return stats
+
+    def integrity(self) -> list[str]:
+        """Broken laws, [] when all hold.  Exact when the engine is idle or stopped."""
+        wrong = self.scheduler.violations()
+        stats = self._stats
+        over = sum(stats.finished.values())
+        if stats.received != over + len(self._live):
+            wrong.append(f"received {stats.received} requests, but {over} are over and {len(self._live)} live")
+        if len(self._live) != len(self.scheduler.running) + len(self.scheduler.waiting):
+            wrong.append("live requests are not the running and the waiting ones")
+        if stats.step_tokens != stats.request_tokens:
+            wrong.append(f"steps computed {stats.step_tokens} tokens, requests account for {stats.request_tokens}")
+        return wrong
+
+    # --- the engine thread ---
+    def _run(self) -> None:
+        while not self._stopping:
+            self._drain(wait=not self.scheduler.has_work)
+            if self.scheduler.has_work and not self._stopping:
+                self.step()
+        for request in list(self._live.values()):
+            self._end(request, ABORT, time.monotonic_ns(), error="the engine is shutting down")
+
+    def _drain(self, *, wait: bool) -> None:
+        if wait:
+            self._last_end_ns = None
+        while True:
+            try:
+                what, value = self._inbox.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            if what == "add" and isinstance(value, Request):
+                self._stats.received += 1
+                self._live[value.id] = value
+                self.scheduler.add(value)
+                with self._lock:
+                    self._pending -= 1
+                    self._pending_tokens -= len(value.prompt_ids)
+                    self._stats.waiting_tokens += len(value.tokens)
+            elif what == "abort" and isinstance(value, str):
+                request = self._live.get(value)
+                if request is not None:
+                    self._end(request, ABORT, time.monotonic_ns())
+            else:
+                self._stopping = True
+
+    def step(self) -> None:
+        """One step: schedule, forward, sample, commit."""
+        start = time.monotonic_ns()
+        gap = start - self._last_end_ns if self._last_end_ns is not None else 0
+        self._stats.stall_ns += gap
+        plan = self.scheduler.schedule()
+        self._mark_scheduled(plan, start)
+        if not plan.slices:
+            self._last_end_ns = start if self.scheduler.running else None
+            return
+        try:
+            logits = self.runner.forward(plan.slices)
+            sampling = [piece.request for piece in plan.slices if piece.sample]
+            tokens, finite = sample(logits, sampling, self._eos) if sampling else ([], [])
+        except Exception as error:  # a failed step must not take the engine down with it
+            log.exception("step %d failed", self._stats.steps)
+            now = time.monotonic_ns()
+            for piece in plan.slices:
+                self._end(piece.request, ERROR, now, error=f"{type(error).__name__}: {error}")
+            self._last_end_ns = now if self.scheduler.running else None
+            return
+        self._commit(plan, tokens, finite, start, gap)
+
+    def _mark_scheduled(self, plan: Plan, start: int) -> None:
+        stats, number = self._stats, self._stats.steps
+        for request in plan.preempted:
+            stats.preemptions += 1
+            request.clock.preempted(start, stats.stall_ns)
+        for request in plan.admitted:
+            first = request.clock.facts.step_first < 0
+            request.clock.scheduled(start, stats.stall_ns)
+            request.chunk_end_ns, request.chunk_stall = start, stats.stall_ns
+            stats.prefix_queries += len(request.tokens)
+            stats.prefix_hits += request.computed
+            if first:
+                request.clock.facts.step_first = number
+                request.clock.facts.cached_tokens = request.computed
+                request.clock.facts.kv_usage_at_admit = self.pool.used / self.pool.total
+        with self._lock:
+            stats.waiting_tokens = sum(len(request.tokens) for request in self.scheduler.waiting)
+
+    def _commit(self, plan: Plan, tokens: list[int], finite: list[bool], start: int, gap: int) -> None:
+        """Take the results over: token by token, then pages, then the log; one stamp, the step's end, for all."""
+        stats, batch = self._stats, len(plan.slices)
+        number = stats.steps
+        recomputed = 0
+        samples = iter(zip(tokens, finite, strict=True))
+        done: list[tuple[Request, str, str | None, str]] = []
+        news: list[tuple[Request, str, int]] = []
+        context = 0
+        decodes = [piece.decode for piece in plan.slices]  # before the tokens move on
+        for piece in plan.slices:
+            request = piece.request
+            context += piece.start + piece.n
+            if request.lost > piece.start:
+                recomputed += min(request.lost, piece.start + piece.n) - piece.start
+            if not piece.sample:
+                self.scheduler.commit(piece)
+                continue
+            token, ok = next(samples)
+            if not ok:  # its pages may hold anything: they must not be found by others
+                stats.nonfinite_rows += 1
+                done.append((request, ERROR, "the logits are not finite", ""))
+                continue
+            self.scheduler.commit(piece)
+            text, reason = self._append(request, token)
+            if reason is not None:
+                done.append((request, reason, None, text))
+            else:
+                news.append((request, text, token))
+        end = time.monotonic_ns()
+        for piece, decode in zip(plan.slices, decodes, strict=True):
+            self._account(piece, decode=decode, start=start, end=end, number=number, batch=batch)
+        stats.steps += 1
+        stats.step_tokens += plan.tokens
+        stats.recomputed_tokens += recomputed
+        self._log(plan, decodes, number, start, end, gap, recomputed, context)
+        for request, text, token in news:
+            request.emit(Output(request.id, text, (token,), None, None, end))
+        for request, reason, error, text in done:
+            self._end(request, reason, end, error=error, text=text)
+        self._last_end_ns = end if self.scheduler.running else None
+
+    def _append(self, request: Request, token: int) -> tuple[str, str | None]:
+        """Add a sampled token; returns the text that may be sent, and the finish reason if that was the last."""
+        params, stats = request.params, self._stats
+        request.tokens.append(token)
+        stats.generation_tokens += 1
+        if request.text is None:
+            raise RuntimeError("request without a text stream")
+        ends = (token in self._eos and not params.ignore_eos) or token in params.stop_token_ids
+        text = "" if ends else request.text.push(self.model.tokenizer.token_bytes(token))
+        if request.text.stopped:
+            return text, STOP
+        if ends:
+            return text + request.text.finish(), STOP
+        if request.generated >= params.max_tokens:
+            return text + request.text.finish(), LENGTH
+        return text, None
+
+    def _account(self, piece: Slice, *, decode: bool, start: int, end: int, number: int, batch: int) -> None:
+        """The step as this request saw it: clock marks and facts."""
+        request, stall = piece.request, self._stats.stall_ns
+        clock, facts = request.clock, request.clock.facts
+        self._stats.request_tokens += piece.n
+        facts.steps += 1
+        facts.batch_sum += batch
+        facts.step_last = number
+        if not decode:
+            facts.prefill_chunks += 1
+            facts.prefill_wait_ns += max(0, start - request.chunk_end_ns - (stall - request.chunk_stall))
+            request.chunk_end_ns, request.chunk_stall = end, stall
+        if request.lost and piece.start + piece.n >= request.lost:
+            request.lost = 0
+            clock.restored(end, stall)
+        if piece.sample:
+            if clock.first_token_ns is None:
+                self._stats.prompt_tokens += len(request.prompt_ids)
+                clock.first_token(end, stall)
+            else:
+                facts.decode_max_gap_ns = max(facts.decode_max_gap_ns, end - request.token_ns)
+            request.token_ns = end
+
+    def _log(
+        self,
+        plan: Plan,
+        decodes: list[bool],
+        number: int,
+        start: int,
+        end: int,
+        gap: int,
+        recomputed: int,
+        context: int,
+    ) -> None:
+        n_decodes = sum(decodes)
+        prefills = len(plan.slices) - n_decodes
+        self.steps.append(
+            StepRecord(
+                step=number,
+                start_ns=start,
+                end_ns=end,
+                gap_ns=gap,
+                kind="mixed" if n_decodes and prefills else "decode" if n_decodes else "prefill",
+                running=len(self.scheduler.running),
+                waiting=len(self.scheduler.waiting),
+                decode_seqs=n_decodes,
+                decode_tokens=n_decodes,
+                prefill_seqs=prefills,
+                prefill_tokens=plan.tokens - n_decodes,
+                recomputed_tokens=recomputed,
+                cached_tokens=plan.cached_tokens,
+                context_tokens=context,
+                kv_used=self.pool.used,
+                kv_free=self.pool.available,
+                preempted=len(plan.preempted),
+                requests=tuple(piece.request.id for piece in plan.slices),
+                request_tokens=tuple(piece.n for piece in plan.slices),
+            )
+        )
+
+    def _end(self, request: Request, reason: str, now: int, *, error: str | None = None, text: str = "") -> None:
+        """The request is over: everything it holds is given back, once, and its client is told."""
+        token_ids = tuple(request.tokens[-1:]) if reason in (STOP, LENGTH) else ()
+        if request.state == "waiting":
+            with self._lock:
+                self._stats.waiting_tokens -= len(request.tokens)
+        self.scheduler.finish(request)
+        del self._live[request.id]
+        self._stats.finished[reason] += 1
+        request.clock.ended(now, self._stats.stall_ns)
+        request.emit(Output(request.id, text, token_ids, reason, error, now))
+
+
+def build(config: EngineConfig, model: LoadedModel) -> Engine:
+    """An engine on the CPU, warm: the first request meets no cold code."""
+    from engine.runner_cpu import CpuRunner
+
+    runner = CpuRunner(model, config)
+    engine = Engine(config, model, runner)
+    seconds = runner.warm_up(lambda n: _warm_slices(engine, n))
+    gc.collect()
+    gc.freeze()  # the model and its tables live for ever: the collector need not walk them in a step
+    log.info("warm-up took %.2f s", seconds)
+    return engine
+
+
+def _warm_slices(engine: Engine, n: int) -> list[Slice]:
+    n = min(n, engine.max_context, engine.pool.total * engine.pool.size)
+    request = Request(
+        "warm-up", [0] * n, SamplingParams(max_tokens=1), PhaseClock(time.monotonic_ns()), lambda _output: None
+    )
+    request.tokens = list(request.prompt_ids)
+    request.blocks = list(range(engine.pool.pages(n)))
+    return [Slice(request, 0, n, True)]

@@ -1,0 +1,86 @@
+"""``tailspan serve``: one engine behind an OpenAI-compatible HTTP server, until a signal ends it.
+
+Owns the options and what they mean.  Nothing heavy is imported before an option was found good.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from models.errors import UserError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def serve_command(
+    model: Annotated[str, typer.Option(help="A known name, a GGUF file or a safetensors folder.")] = "smollm2",
+    host: Annotated[str, typer.Option(help="Address to listen on; only this machine by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000,
+    replica: Annotated[str | None, typer.Option(help="Name of this server in answers and spans [host:port].")] = None,
+    max_batch: Annotated[int, typer.Option(help="Most requests that run at once.")] = 16,
+    token_budget: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 128,
+    kv_blocks: Annotated[int | None, typer.Option(help="Pages of 16 tokens in the KV pool [from free memory].")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Most tokens of a request, prompt and output [the model's].")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the forward [one per core].")] = None,
+    nice: Annotated[int, typer.Option(help="Lower this process's priority by so much (0..19).")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    queue_limit: Annotated[int, typer.Option(help="Most requests that wait; one more gets a 429.")] = 1024,
+    otlp_endpoint: Annotated[
+        str, typer.Option(help="OTLP/HTTP collector for spans.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT")
+    ] = "http://127.0.0.1:4318",
+    no_spans: Annotated[bool, typer.Option("--no-spans", help="Make no spans.")] = False,
+    body_limit: Annotated[int, typer.Option(help="Most bytes of a request body; above it: 413.", min=1024)] = 4
+    * 1024
+    * 1024,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that requests in flight may take after a stop.", min=0.0)
+    ] = 10.0,
+    ready_file: Annotated[Path | None, typer.Option(help='Written once ready: {"url": ..., "pid": ...}.')] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve a model over OpenAI's HTTP API, with the phases of every request."""
+    if log_level.lower() not in LOG_LEVELS:
+        raise UserError(f"{log_level!r} is no log level", where="--log-level", remedy=f"one of {', '.join(LOG_LEVELS)}")
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    lower_priority(nice)
+    from engine.config import EngineConfig
+    from engine.server.lifecycle import ServeOptions, serve
+    from engine.server.service import Limits
+
+    config = EngineConfig(
+        model=model,
+        max_batch=max_batch,
+        token_budget=token_budget,
+        kv_blocks=kv_blocks,
+        max_context=max_context,
+        threads=threads,
+        dtype=dtype,
+        queue_limit=queue_limit,
+    )
+    options = ServeOptions(
+        config,
+        host=host,
+        port=port,
+        replica=replica,
+        otlp_endpoint=None if no_spans else otlp_endpoint,
+        limits=Limits(body=body_limit, drain_s=drain_timeout),
+        ready_file=ready_file,
+    )
+    code = serve(options, lambda line: print(line, flush=True))
+    if code:
+        raise typer.Exit(code)
+
+
+def lower_priority(by: int) -> None:
+    """Give way to other processes.  Raises UserError for what would raise the priority instead."""
+    if not 0 <= by <= 19:
+        raise UserError(f"{by} is outside 0..19", where="--nice", remedy="the server can only lower its own priority")
+    if by:
+        os.nice(by)

@@ -1,0 +1,132 @@
+"""The routes of the server, and the shape of its errors: JSON in OpenAI's form, whatever went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from engine.server import debug, generate
+from engine.server.generate import check_model, internal_error, json_headers, prompt_ids, too_large
+from engine.server.openai_api import ApiError, parse_json, parse_tokenize
+from engine.server.responses import dumps
+from engine.server.service import SERVICE, Service, State, unavailable
+
+log = logging.getLogger("tailspan.server")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(service: Service) -> web.Application:
+    """The application; whoever runs it must let aiohttp cancel the handler of a lost connection."""
+    app = web.Application(client_max_size=service.limits.body, middlewares=[_errors])
+    app[SERVICE] = service
+    app.router.add_post("/v1/chat/completions", generate.chat_completions)
+    app.router.add_post("/v1/completions", generate.completions)
+    app.router.add_get("/v1/models", models)
+    app.router.add_get("/v1/models/{model}", one_model)
+    app.router.add_post("/tokenize", tokenize)
+    app.router.add_get("/health", ready)
+    app.router.add_get("/health/live", live)
+    app.router.add_get("/health/ready", ready)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/debug/steps", debug.steps)
+    app.router.add_get("/debug/invariants", debug.invariants)
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves as JSON; one that nobody foresaw is a 500 that says so and a traceback in the log."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return _error(request, error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        message = f"{request.method} {request.path}: {error.reason}"
+        answer = _error(request, ApiError(error.status, message, code="not_found" if error.status == 404 else None))
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return _error(request, internal_error())
+
+
+def _error(request: web.Request, error: ApiError) -> web.Response:
+    headers = json_headers(request.app[SERVICE], error=error)
+    return web.Response(status=error.status, body=dumps(error.body()), content_type="application/json", headers=headers)
+
+
+def _json(service: Service, body: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=dumps(body), content_type="application/json", headers=json_headers(service))
+
+
+def _model_card(service: Service) -> dict[str, object]:
+    engine = service.engine
+    return {
+        "id": engine.model.name,
+        "object": "model",
+        "created": service.started_unix,
+        "owned_by": "tailspan",
+        "max_model_len": engine.max_context,
+    }
+
+
+async def models(request: web.Request) -> web.Response:
+    """GET /v1/models."""
+    service = request.app[SERVICE]
+    return _json(service, {"object": "list", "data": [_model_card(service)]})
+
+
+async def one_model(request: web.Request) -> web.Response:
+    """GET /v1/models/{model}."""
+    service = request.app[SERVICE]
+    check_model(service, request.match_info["model"])
+    return _json(service, _model_card(service))
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize: {"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"} (vLLM's shape)."""
+    service = request.app[SERVICE]
+    engine = service.engine
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large(service) from error
+    call = parse_tokenize(parse_json(raw))
+    if call.model is not None:
+        check_model(service, call.model)
+    ids = await prompt_ids(service, call.messages, call.prompt, generate=call.add_generation_prompt)
+    return _json(service, {"count": len(ids), "max_model_len": engine.max_context, "tokens": ids})
+
+
+async def live(request: web.Request) -> web.Response:
+    """GET /health/live: the process runs and its event loop turns."""
+    service = request.app[SERVICE]
+    return _json(service, {"status": "live", "state": service.state})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """GET /health/ready (and /health): 200 while new requests are taken, else 503."""
+    service = request.app[SERVICE]
+    if service.state is not State.READY:
+        raise unavailable(service.state)
+    return _json(service, {"status": "ready", "model": service.engine.model.name})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """GET /metrics: Prometheus text, or OpenMetrics with exemplars where the Accept header asks for it."""
+    service = request.app[SERVICE]
+    if service.metrics is None:
+        raise unavailable(service.state)
+    service.metrics.fold_steps()
+    accept = request.headers.get("Accept", "")
+    body, content_type = await asyncio.get_running_loop().run_in_executor(
+        service.threads, service.metrics.scrape, accept
+    )
+    return web.Response(body=body, headers={**json_headers(service), "Content-Type": content_type})

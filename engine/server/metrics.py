@@ -1,0 +1,202 @@
+"""Prometheus metrics of one engine: vLLM's names where it has one, our own beside them, from 50 us up.
+
+What must hold: a request is counted once, when it is over, whatever came of it, and its phases are those of its
+clock; a step is counted once, from the step log; gauges are read from the engine at the scrape.  The registry is the
+server's own, so that two servers in one process do not meet.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from engine.phase_clock import PhaseClock
+from engine.steplog import StepRecord
+from telemetry import names
+from telemetry.names import DECODE, PHASES, PREEMPTED, PREFILL, QUEUE, RECOMPUTE, SECONDS_BUCKETS, STALL
+
+if TYPE_CHECKING:
+    from engine.core import Engine
+
+LABELS: Final = ("model_name", "engine")
+TOKEN_BUCKETS: Final = tuple(float(2**k) for k in range(14))
+
+
+class Metrics:
+    """All metrics of a server.  ``request_over`` and ``fold_steps`` on the event loop; ``scrape`` on any one thread."""
+
+    def __init__(self, engine: Engine, replica: str, version: str, spans_dropped: Any) -> None:
+        self._engine, self._step_seen = engine, -1
+        self._values = (engine.model.name, replica)
+        self.registry = CollectorRegistry()
+        self._ttft = self._seconds(names.M_TTFT, "Request head read to first token")
+        self._inter_token = self._seconds(names.M_INTER_TOKEN, "Between tokens of a request")
+        self._tpot = self._seconds(names.M_TPOT, "Mean time per output token after the first, per request")
+        self._e2e = self._seconds(names.M_E2E, "Request head read to last byte")
+        self._queue = self._seconds(names.M_QUEUE_TIME, "Waiting for the first step")
+        self._prefill = self._seconds(names.M_PREFILL_TIME, "First step to first token, stalls taken out")
+        self._decode = self._seconds(names.M_DECODE_TIME, "First to last token, stalls and preemptions taken out")
+        self._inference = self._seconds(names.M_INFERENCE_TIME, "First step to last token, all included")
+        self._phase = self._family(Histogram, names.M_PHASE, "Phases; they sum to the end-to-end time", "phase")
+        self._phases = {phase: self._phase.labels(*self._values, phase) for phase in PHASES}
+        self._step = self._family(Histogram, names.M_STEP, "Engine step", "kind")
+        self._gap = self._seconds(names.M_STEP_GAP, "Work was there and no step ran")
+        self._tokens = Histogram(
+            names.M_ITERATION_TOKENS, "Tokens in a step", LABELS, buckets=TOKEN_BUCKETS, registry=self.registry
+        ).labels(*self._values)
+        self._loop_lag = self._seconds(names.M_LOOP_LAG, "How late the event loop runs a timer")
+        self._gc_pause = self._seconds(names.M_GC_PAUSE, "Garbage collections")
+        self._success = self._counter(names.M_SUCCESS, "Requests over, by finish reason", "finished_reason")
+        self._outcomes = self._counter(names.M_SERVER_REQUESTS, "Every request once: HTTP status, or abort", "outcome")
+        self._rejections = self._counter(names.M_REJECTIONS, "Refused before the queue", "reason")
+        self._build_info(replica, version)
+        self._pauses: deque[float] = deque(maxlen=65_536)
+        self._gc_start = 0
+        self.registry.register(_FromEngine(engine, self._values, spans_dropped))
+        gc.callbacks.append(self._on_gc)
+
+    def _family(self, kind: Any, name: str, text: str, *more: str) -> Any:
+        return kind(name, text, (*LABELS, *more), buckets=SECONDS_BUCKETS, registry=self.registry)
+
+    def _seconds(self, name: str, text: str) -> Any:
+        return self._family(Histogram, name, text).labels(*self._values)
+
+    def _counter(self, name: str, text: str, *more: str) -> Any:
+        return Counter(name, text, (*LABELS, *more), registry=self.registry)
+
+    def _build_info(self, replica: str, version: str) -> None:
+        shas, dtype = self._engine.model.shas, str(getattr(self._engine.runner, "dtype", "")).removeprefix("torch.")
+        values = {
+            "version": version,
+            "model_sha": shas.get("model", ""),
+            "tokenizer_sha": shas.get("tokenizer", ""),
+            "template_sha": shas.get("template", ""),
+            "quant": dtype,
+            "kernels": str(getattr(self._engine.runner, "name", "")),
+            "engine": replica,
+        }
+        Gauge(names.M_BUILD_INFO, "What runs here", tuple(values), registry=self.registry).labels(**values).set(1)
+
+    def close(self) -> None:
+        """Watch the garbage collector no longer."""
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
+    # --- what happens ---
+    def request_over(
+        self, clock: PhaseClock, outcome: str, finish_reason: str | None, token_ns: list[int], trace_id: str | None
+    ) -> None:
+        """One request ended.  token_ns: when each increment of its answer was made; latencies count answers only."""
+        self._outcomes.labels(*self._values, outcome).inc()
+        exemplar = {"trace_id": trace_id} if trace_id is not None else None
+        phases = clock.durations()
+        for phase, ns in phases.items():
+            self._phases[phase].observe(ns / 1e9, exemplar)
+        if finish_reason is None:
+            return
+        self._success.labels(*self._values, finish_reason).inc()
+        if clock.first_token_ns is not None:
+            self._ttft.observe((clock.first_token_ns - clock.head_ns) / 1e9, exemplar)
+        for earlier, later in pairwise(token_ns):
+            self._inter_token.observe((later - earlier) / 1e9)
+        if finish_reason not in ("stop", "length"):
+            return
+        if len(token_ns) > 1:
+            self._tpot.observe((token_ns[-1] - token_ns[0]) / (len(token_ns) - 1) / 1e9, exemplar)
+        self._e2e.observe(clock.duration_ns / 1e9, exemplar)
+        self._queue.observe(phases[QUEUE] / 1e9, exemplar)
+        self._prefill.observe(phases[PREFILL] / 1e9, exemplar)
+        self._decode.observe(phases[DECODE] / 1e9, exemplar)
+        inference = sum(phases[phase] for phase in (PREFILL, DECODE, PREEMPTED, RECOMPUTE, STALL))
+        self._inference.observe(inference / 1e9, exemplar)
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused before the queue."""
+        self._rejections.labels(*self._values, reason).inc()
+
+    def loop_lag(self, seconds: float) -> None:
+        """The event loop ran a timer this late."""
+        self._loop_lag.observe(max(0.0, seconds))
+
+    def fold_steps(self) -> None:
+        """Count the steps of the log since the last call; call it more often than the log's ring turns."""
+        for record in self._engine.steps.since(self._step_seen):
+            self._count_step(record)
+        while self._pauses:
+            self._gc_pause.observe(self._pauses.popleft())
+
+    def _count_step(self, record: StepRecord) -> None:
+        self._step_seen = record.step
+        self._step.labels(*self._values, record.kind).observe((record.end_ns - record.start_ns) / 1e9)
+        self._tokens.observe(record.decode_tokens + record.prefill_tokens)
+        if record.gap_ns:
+            self._gap.observe(record.gap_ns / 1e9)
+
+    def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
+        # any thread, possibly inside a metric's lock: only note it, ``fold_steps`` observes
+        if phase == "start":
+            self._gc_start = time.perf_counter_ns()
+        else:
+            self._pauses.append((time.perf_counter_ns() - self._gc_start) / 1e9)
+
+    # --- reading ---
+    def scrape(self, accept: str) -> tuple[bytes, str]:
+        """OpenMetrics (with exemplars) where ``accept`` asks for it, else Prometheus text; and the content type."""
+        if "application/openmetrics-text" in accept:
+            # every name here is valid in both formats; prometheus_client's default escaping turns vllm: into vllm_
+            return openmetrics.generate_latest(
+                self.registry, escaping=openmetrics.ALLOWUTF8
+            ), openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _FromEngine:
+    """Gauges and counters that the engine keeps itself, read at the scrape."""
+
+    def __init__(self, engine: Engine, values: tuple[str, str], spans_dropped: Any) -> None:
+        self._engine, self._values, self._spans_dropped = engine, values, spans_dropped
+
+    def describe(self) -> Iterable[Metric]:
+        """Names without values, so that registering does not read the engine."""
+        return list(self._families(zero=True))
+
+    def collect(self) -> Iterable[Metric]:
+        """The values now."""
+        return self._families(zero=False)
+
+    def _families(self, *, zero: bool) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        gauges = (
+            (names.M_RUNNING, "Requests that hold KV", stats.running),
+            (names.M_WAITING, "Requests in the queue", stats.waiting),
+            (
+                names.M_KV_USAGE,
+                "Share of the KV pool in use",
+                stats.kv_used / stats.kv_total if stats.kv_total else 0.0,
+            ),
+        )
+        counters = (
+            (names.M_PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache", stats.prefix_queries),
+            (names.M_PREFIX_HITS, "Prompt tokens found in the prefix cache", stats.prefix_hits),
+            (names.M_PREEMPTIONS, "Requests that lost their pages", stats.preemptions),
+            (names.M_PROMPT_TOKENS, "Prompt tokens computed", stats.prompt_tokens),
+            (names.M_GENERATION_TOKENS, "Tokens generated", stats.generation_tokens),
+            (names.M_RECOMPUTED, "Tokens computed again after a preemption", stats.recomputed_tokens),
+            (names.M_NONFINITE, "Rows whose logits were not finite", stats.nonfinite_rows),
+            (names.M_SPANS_DROPPED, "Spans that no collector took", self._spans_dropped()),
+        )
+        for family, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, text, value in table:
+                metric = family(name, text, labels=LABELS)
+                if not zero:
+                    metric.add_metric(self._values, float(value))
+                yield metric

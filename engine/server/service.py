@@ -1,0 +1,123 @@
+"""What the handlers share: the engine once it is up, the state of the server, the exchanges in flight.
+
+What must hold: requests are taken only while ``state`` is READY; from DRAINING on there is no way back.  Everything
+here belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from engine.server.exchange import Books, Exchange, Reporter
+from engine.server.openai_api import ApiError
+from engine.server.responses import Voice
+from engine.server.stream import Hop
+from engine.server.tracing import RequestTracer
+
+if TYPE_CHECKING:
+    from engine.core import Engine
+    from engine.server.metrics import Metrics
+
+BODY_LIMIT: Final = 4 * 1024 * 1024
+LOAD_RETRY_S: Final = 5  # Retry-After while the model loads; a restart takes about that long
+
+
+class State(StrEnum):
+    """Life of a server; it only moves forward."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """body: bytes of a request; drain_s: how long requests in flight may go on after a stop."""
+
+    body: int = BODY_LIMIT
+    drain_s: float = 10.0
+
+
+class Service:
+    """One server around one engine."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, replica: str, limits: Limits, tracer: RequestTracer | None
+    ) -> None:
+        self.replica, self.limits = replica, limits
+        self.state = State.LOADING
+        self.hop = Hop(loop)
+        self.books = Books()
+        self.live: set[Exchange] = set()
+        self.idle = asyncio.Event()  # no exchange is live
+        self.idle.set()
+        self.started_unix = int(time.time())
+        self.threads = ThreadPoolExecutor(1, "tokenize")  # long prompts, scrapes: what would hold up the loop
+        self._tracer = tracer
+        self._engine: Engine | None = None
+        self.metrics: Metrics | None = None
+
+    def attach(self, engine: Engine, metrics: Metrics) -> None:
+        """The engine is warm and started: take requests (unless a stop came first)."""
+        self._engine, self.metrics = engine, metrics
+        if self.state is State.LOADING:
+            self.state = State.READY
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.  Raises ApiError 503 while there is none."""
+        if self._engine is None:
+            raise unavailable(self.state)
+        return self._engine
+
+    def ready_engine(self) -> Engine:
+        """The engine, for a new request.  Raises ApiError 503 when no more are taken."""
+        if self.state is not State.READY:
+            raise unavailable(self.state)
+        return self.engine
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: which weights, tokenizer and template answer."""
+        shas = self.engine.model.shas
+        return "fp_" + "".join(shas.get(part, "")[:4] for part in ("model", "tokenizer", "template"))
+
+    def open(self, head_ns: int, headers: Mapping[str, str], *, chat: bool) -> Exchange:
+        """Begin an exchange: it has a span and a place in the books from here on."""
+        request_id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
+        span = self._tracer.open(head_ns, headers, chat=chat) if self._tracer is not None else None
+        reporter = Reporter(self.books, self._tracer, self.metrics, self._engine)
+        exchange = Exchange(request_id, head_ns, reporter, span, self._closed)
+        self.live.add(exchange)
+        self.idle.clear()
+        return exchange
+
+    def _closed(self, exchange: Exchange) -> None:
+        self.live.discard(exchange)
+        if not self.live:
+            self.idle.set()
+
+    def voice(self, exchange: Exchange, *, chat: bool) -> Voice:
+        """What every frame of its answer repeats."""
+        return Voice(chat, exchange.id, int(time.time()), self.engine.model.name, self.fingerprint)
+
+
+def unavailable(state: State) -> ApiError:
+    """The 503 of a server that loads or drains."""
+    if state is State.DRAINING:
+        return ApiError(
+            503, "The server is shutting down.", kind="server_error", code="shutting_down", retry_after=LOAD_RETRY_S
+        )
+    return ApiError(503, "The model is still loading.", kind="server_error", code="not_ready", retry_after=LOAD_RETRY_S)
+
+
+SERVICE: Final = web.AppKey("service", Service)

@@ -1,0 +1,85 @@
+"""From the engine thread to the event loop: outputs in order, one wake-up for all outputs of a step.
+
+What must hold: the engine thread never waits for a client.  It appends to a queue and wakes the loop at most once
+until the loop has emptied it; each request's outputs then wait in its own mailbox, so that a slow reader holds up
+its own handler and nothing else.  A mailbox is bounded by the request's max_tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from engine.request import Output
+
+
+class Hop:
+    """The one queue between the engine thread (``push``) and the event loop (which empties it into mailboxes)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._items: deque[tuple[Mailbox, Output]] = deque()
+        self._armed = False
+        self._closed = False
+
+    def push(self, mailbox: Mailbox, output: Output) -> None:
+        """Engine thread: hand one output over."""
+        self._items.append((mailbox, output))
+        if not self._armed and not self._closed:
+            self._armed = True
+            self._loop.call_soon_threadsafe(self.empty)
+
+    def empty(self) -> None:
+        """Event loop: deliver everything."""
+        self._armed = False  # before the queue is read: what comes after the last look wakes us again
+        while self._items:
+            mailbox, output = self._items.popleft()
+            mailbox.deliver(output)
+
+    def close(self) -> None:
+        """Event loop: deliver what is there and wake the loop no more (it is about to end)."""
+        self._closed = True
+        self.empty()
+
+
+class Mailbox:
+    """Outputs of one request, in order; belongs to the event loop, but for ``emit``.
+
+    ``over`` once the last output (with a finish reason) arrived; ``on_over`` is called with it then.
+    """
+
+    __slots__ = ("_hop", "_outputs", "_waiter", "on_over", "over")
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+        self._outputs: deque[Output] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self.on_over: Callable[[Output], None] | None = None
+        self.over = False
+
+    def emit(self, output: Output) -> None:
+        """Engine thread: the request's ``emit``."""
+        self._hop.push(self, output)
+
+    def deliver(self, output: Output) -> None:
+        """Event loop: one more output."""
+        self._outputs.append(output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if output.finish_reason is not None:
+            self.over = True
+            if self.on_over is not None:
+                self.on_over(output)
+
+    async def take(self) -> list[Output]:
+        """All outputs that came since the last call; waits for the first.  One reader."""
+        if not self._outputs:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        taken = list(self._outputs)
+        self._outputs.clear()
+        return taken

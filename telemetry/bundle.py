@@ -19,11 +19,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from models.errors import UserError
-from telemetry import hard_checks
+from telemetry import hard_checks, outcomes, validity
 from telemetry.parts import PartWriter, TableRead, compact, read_table, write_atomically
 from telemetry.schema import SCHEMA_VERSION, TABLES
+from telemetry.slo import Slo, of_manifest
 
 __all__ = ["Bundle", "PartWriter", "list_runs", "newest", "resolve", "runs_root"]
 
@@ -39,6 +41,8 @@ KEEP_WRONG: Final = "wrong"  # the default: texts of answers that fail a hard ch
 KEEP_ALL: Final = "all"
 KEEP_TEXT: Final = (KEEP_NONE, KEEP_WRONG, KEEP_ALL)
 
+JUDGE_VERSION: Final = 1  # raise it when outcomes.judge changes its mind, so that kept verdicts are made anew
+_BASIS_KEY: Final = b"tailspan.basis"
 _SECRET_KEYS: Final = frozenset({"api_key", "apikey", "authorization", "password", "secret", "token", "bearer"})
 
 
@@ -140,6 +144,69 @@ class Bundle:
                 done = compact(self.path / name, schema, transform) or done
         return done
 
+    def verdicts(self, slo: Slo) -> pa.Table:
+        """The verdicts under an SLO (schema outcomes.VERDICTS); kept beside the facts once the run is over."""
+        cache = self.path / f"verdicts-{slo.hash[:12]}.parquet"
+        basis = self._basis()
+        if self.status != RUNNING and cache.is_file():
+            with pq.ParquetFile(cache) as file:
+                if (file.metadata.metadata or {}).get(_BASIS_KEY) == basis:
+                    return file.read()
+        table = outcomes.judge(
+            self.table("requests", outcomes.COLUMNS),
+            slo,
+            self.scheduled,
+            self.status,
+            workers_lost=bool(validity.lost_workers(self.manifest)),
+            stalls=outcomes.stall_windows(self.table("series")),
+        )
+        if self.status != RUNNING and os.access(self.path, os.W_OK):
+            sink = pa.BufferOutputStream()
+            pq.write_table(table.replace_schema_metadata({_BASIS_KEY: basis}), sink, compression="zstd")
+            write_atomically(cache, sink.getvalue().to_pybytes())
+        return table
+
+    @property
+    def scheduled(self) -> int:
+        """Requests in the schedule; of a bundle that does not say, the rows there are."""
+        stated = self.manifest.get("scheduled")
+        return int(stated) if stated is not None else self.table("requests", ["index"]).num_rows
+
+    def repair(self) -> bool:
+        """Bring a bundle whose writer died into the state of a finished one, marked incomplete; false: it was.
+
+        Compacts what is there, counts rows and torn bytes, and judges the run.  Idempotent.  UserError while the writer
+        still lives.
+        """
+        if self.status == RUNNING and self.writer_alive():
+            raise UserError(
+                f"run {self.run_id} is still being written by process {self.manifest['writer']['pid']}",
+                where=str(self.path),
+                remedy="wait for its end, or stop it with Ctrl-C, which leaves a readable bundle",
+            )
+        compacted = self.compact()
+        if not compacted and self.status != RUNNING and "validity" in self.manifest:
+            return False
+        status = INCOMPLETE if self.status == RUNNING else self.status
+        found = self.read("requests", [*outcomes.COLUMNS, "sent_s"])
+        manifest = {**self.manifest, "status": status}
+        judged = validity.assess(found.table, manifest, of_manifest(self.manifest))
+        self.update(
+            status=status,
+            validity=judged.to_dict(),
+            repaired={"rows": found.table.num_rows, "torn_bytes": found.torn_bytes, "unix_ns": time.time_ns()},
+        )
+        return True
+
+    def _basis(self) -> bytes:
+        """What verdicts rest on: the sizes of the parts, the schedule and how the run ended."""
+        tables = ("requests", "series")
+        parts = sorted(
+            (f"{p.parent.name}/{p.name}", p.stat().st_size) for t in tables for p in self.path.glob(f"{t}/*.*")
+        )
+        lost = validity.lost_workers(self.manifest)
+        return json.dumps([JUDGE_VERSION, self.status, self.manifest.get("scheduled"), lost, parts]).encode()
+
     def writer_alive(self) -> bool:
         """Whether the process that created this bundle still runs on this host."""
         writer = self.manifest.get("writer", {})
@@ -155,7 +222,7 @@ def _with_texts_dropped(rows: pa.Table, keep: str) -> pa.Table:
     position = rows.column_names.index("text")
     nulls = pa.nulls(rows.num_rows, pa.string())
     if keep == KEEP_WRONG:
-        wrong = pa.array(hard_checks.failures(rows) != None)  # noqa: E711  (elementwise)
+        wrong = pa.array(hard_checks.failures(rows) >= 0)
         complete = pc.is_null(rows.column("error"))
         kept = pc.or_(pc.and_(complete, wrong), pc.is_valid(rows.column("canary_kind")))
         return rows.set_column(position, "text", pc.if_else(kept, rows.column("text"), None))

@@ -38,8 +38,8 @@ COLUMNS: Final = (
 Bools = npt.NDArray[np.bool_]
 
 
-def failures(requests: pa.Table) -> npt.NDArray[np.object_]:
-    """The first failed check of each row (one of WRONG_KINDS), None where all hold; for complete answers only."""
+def failures(requests: pa.Table) -> npt.NDArray[np.int8]:
+    """The first failed check of each row as a position in WRONG_KINDS, -1 where all hold; for complete answers only."""
     finish = requests.column("finish_reason")
     chars = _numbers(requests, "output_chars", 0)
     counted = _numbers(requests, "completion_tokens_counted", 0)
@@ -61,9 +61,9 @@ def failures(requests: pa.Table) -> npt.NDArray[np.object_]:
         (SPECIAL_TOKEN, _numbers(requests, "special_leaks", 0) > 0),
         (LOOP, (_numbers(requests, "repeat_share", 0) >= LOOP_SHARE) & (chars >= LOOP_MIN_CHARS)),
     )
-    kinds = np.full(requests.num_rows, None, dtype=object)
+    kinds = np.full(requests.num_rows, -1, dtype=np.int8)
     for kind, failed in reversed(rules):  # the first rule is written last and stays
-        kinds[failed] = kind
+        kinds[failed] = WRONG_KINDS.index(kind)
     return kinds
 
 

@@ -1,8 +1,8 @@
 """Synthetic run bundles for the tests of every folder, written by the real part writers.
 
 A small queueing model (Poisson arrivals, a few decode slots, seeded) stands in for the server, so that phases sum,
-spans agree with rows, and an overload looks like one: the queue grows through the run.  A few requests are dropped, one is
-wrong; everything else follows from the model.
+spans agree with rows, and an overload looks like one: the queue grows through the run.  A few requests are dropped,
+one is wrong; everything else follows from the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ZERO_UNIX_NS = 1_700_000_000_000_000_000
 def make_bundle(
     root: Path, n: int = 200, seed: int = 0, overload: bool = False, *, duration_s: float = 60.0, status: str = COMPLETE
 ) -> Bundle:
-    """A finished (and compacted) bundle of n requests over duration_s; overload: the same requests in a third of the time."""
+    """A finished and compacted bundle of n requests over duration_s; overload: the same in a third of the time."""
     rng = np.random.default_rng(seed)
     rows = _rows(rng, n, duration_s, 3.0 if overload else 1.0)
     policy = slo.load("demo")
@@ -39,8 +39,8 @@ def make_bundle(
         hashes={"trace": "0" * 64, "model": "1" * 64, "tokenizer": "2" * 64, "template": "3" * 64},
         clock={"zero_monotonic_ns": 5_000_000_000, "zero_unix_ns": ZERO_UNIX_NS},
         transforms=["window 60 s"],
-        trace={"name": "synthetic", "format": "synthetic", "source": "made", "rows_read": n, "rows_kept": n, "rows_dropped": {},
-},
+        trace={"name": "synthetic", "format": "synthetic", "source": "made", "rows_read": n, "rows_kept": n,
+               "rows_dropped": {}},
         scheduled=n,
         sampling_ratio=1.0,
         targets=[TARGET],
@@ -73,7 +73,7 @@ def make_bundle(
 def answered_row(index: int = 0, intended_s: float = 1.0, **changes: Any) -> dict[str, Any]:
     """One good row (0.2 s to the first token, 20 tokens, 0.05 s each), with the columns in changes set otherwise."""
     phases = dict.fromkeys(names.PHASES, 0.0) | {
-        names.INGRESS: 0.001, names.TOKENIZE: 0.002, names.QUEUE: 0.020, names.PREFILL: 0.170, names.DECODE: 0.950, 
+        names.INGRESS: 0.001, names.TOKENIZE: 0.002, names.QUEUE: 0.020, names.PREFILL: 0.170, names.DECODE: 0.950,
         names.SEND: 0.003,
     }  # fmt: skip
     return _answered(index, intended_s, phases, inputs=100, outputs=20) | changes
@@ -192,7 +192,7 @@ def _span(
 ) -> dict[str, Any]:
     return {
         "trace_id": trace, "span_id": span, "parent_span_id": parent, "name": name, "kind": kind, "service": service,
-        "start_unix_ns": start, "end_unix_ns": end, "status": "UNSET", 
+        "start_unix_ns": start, "end_unix_ns": end, "status": "UNSET",
         "attributes": json.dumps(attributes), "events": "[]",
     }  # fmt: skip
 
@@ -205,10 +205,10 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
         steps.append({
             "replica": "127.0.0.1:8000", "step": step, "start_ns": at, "end_ns": at + 30_000_000, "gap_ns": 0,
-            "kind": "decode", "running": len(batch), "waiting": 0, "decode_seqs": len(batch), 
-            "decode_tokens": len(batch), "prefill_seqs": 0, "prefill_tokens": 0, "recomputed_tokens": 0, "cached_tokens": 0,
-            "context_tokens": 100 * len(batch), "kv_used": 8 * len(batch), "kv_free": 1024 - 8 * len(batch),
-            "preempted": 0, "requests": batch, "request_tokens": [1] * len(batch),
+            "kind": "decode", "running": len(batch), "waiting": 0, "decode_seqs": len(batch),
+            "decode_tokens": len(batch), "prefill_seqs": 0, "prefill_tokens": 0, "recomputed_tokens": 0,
+            "cached_tokens": 0, "context_tokens": 100 * len(batch), "kv_used": 8 * len(batch),
+            "kv_free": 1024 - 8 * len(batch), "preempted": 0, "requests": batch, "request_tokens": [1] * len(batch),
         })  # fmt: skip
         at += 30_100_000
     return steps

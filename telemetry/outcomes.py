@@ -1,0 +1,305 @@
+"""One label per logical request: invalid, dropped, wrong, late or good, the first that holds.
+
+Owns the judgement, from the facts of a row and an SLO alone.  Must always hold: every request of the schedule has
+exactly one label, so the labels sum to the attempted requests; a dropped or invalid request has a reason; nothing is
+good that was not complete, in time and free of failed checks; "yes" for correct is said only of what was verified.
+
+Order and meaning: *invalid* is our own fault (late send, malformed request, lost worker, cut by the end), *dropped* is
+no complete answer, *wrong* a complete one that fails a hard check, however fast, *late* one past a deadline counted
+from the intended send, and *good* the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry import hard_checks, names
+from telemetry.slo import Slo
+
+YES: Final = "yes"
+NO: Final = "no"
+UNCHECKED: Final = "unchecked"
+LATE_KINDS: Final = ("ttft", "gap", "e2e")
+
+#: A request is invalid when we began it later than this, or than LAG_SHARE of its deadline, whichever is more.
+LAG_FLOOR_S: Final = 0.050
+LAG_SHARE: Final = 0.05
+
+#: The columns of a verdict table.  reason: of a drop or an invalid request, else the kind of late or wrong.
+VERDICTS: Final = pa.schema(
+    [
+        ("index", pa.int64()),
+        ("answered", pa.string()),  # yes, no
+        ("in_time", pa.string()),  # yes, no
+        ("correct", pa.string()),  # yes, no, unchecked
+        ("label", pa.string()),
+        ("reason", pa.string()),
+        ("late", pa.bool_()),  # complete, but past a deadline, whatever its label
+        ("late_kind", pa.string()),
+        ("wrong_kind", pa.string()),
+        ("verified", pa.bool_()),
+    ]
+)
+#: The columns of the requests table that ``judge`` reads.
+COLUMNS: Final = (
+    "index", "class", "target", "intended_s", "lag_s", "first_token_s", "end_s", "max_gap_s", "status", "error",
+    "done_marker", "input_tokens", *hard_checks.COLUMNS,
+)  # fmt: skip
+
+#: Windows in which a server had requests running and made no token: target -> [(start_s, end_s)], run time.
+Stalls = Mapping[str, Sequence[tuple[float, float]]]
+Bools = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.int8]
+
+_REASONS: Final = (*names.INVALID_REASONS, *names.DROP_REASONS, *hard_checks.WRONG_KINDS, *LATE_KINDS)
+
+
+def judge(
+    requests: pa.Table,
+    slo: Slo,
+    scheduled: int,
+    status: str,
+    *,
+    workers_lost: bool = False,
+    stalls: Stalls | None = None,
+) -> pa.Table:
+    """The verdicts (schema VERDICTS) on all requests of the schedule, sorted by index.
+
+    requests: at least COLUMNS.  status: of the manifest; while it is "running" only rows that exist are judged,
+    afterwards a request without a row is invalid: its worker was lost, or the run ended before it did.  A second row of
+    an index, and one outside the schedule, is ignored here and reported by ``check``.
+    """
+    rows = _one_per_index(requests, scheduled)
+    index = rows.column("index").to_numpy()
+    absent = np.full(scheduled, status != "running")
+    absent[index] = False
+    missing = np.flatnonzero(absent)
+    why = names.WORKER_LOST if workers_lost or status == "complete" else names.CUT_BY_END
+    judged = _judge_rows(rows, slo, stalls or {}).with_missing(len(missing), why)
+
+    late, wrong = judged.late_kind >= 0, judged.wrong_kind >= 0
+    yes_no = (NO, YES, UNCHECKED)
+    table = pa.Table.from_arrays(
+        [
+            pa.array(np.concatenate([index, missing])),
+            _strings(judged.answered.astype(np.int8), yes_no),
+            _strings((judged.answered & ~late).astype(np.int8), yes_no),
+            _strings(np.where(wrong, np.int8(0), np.int8(2)), yes_no),
+            _strings(judged.label, names.LABELS),
+            _strings(judged.reason, _REASONS),
+            pa.array(late),
+            _strings(judged.late_kind, LATE_KINDS),
+            _strings(judged.wrong_kind, hard_checks.WRONG_KINDS),
+            pa.array(np.zeros(len(late), dtype=np.bool_)),  # none of the checks of a row alone verifies an answer
+        ],
+        schema=VERDICTS,
+    )
+    return table.take(pc.sort_indices(table, sort_keys=[("index", "ascending")])) if len(missing) else table
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Arrays over rows; label, reason, late_kind and wrong_kind are positions in their vocabularies, -1: none."""
+
+    answered: Bools
+    label: Codes
+    reason: Codes
+    late_kind: Codes
+    wrong_kind: Codes
+
+    def with_missing(self, count: int, why: str) -> _Judged:
+        """The same with ``count`` requests behind that have no row."""
+
+        def more(codes: Codes, code: int) -> Codes:
+            return np.concatenate([codes, np.full(count, code, dtype=np.int8)])
+
+        return _Judged(
+            np.concatenate([self.answered, np.zeros(count, dtype=np.bool_)]),
+            more(self.label, names.LABELS.index(names.INVALID)),
+            more(self.reason, _REASONS.index(why)),
+            more(self.late_kind, -1),
+            more(self.wrong_kind, -1),
+        )
+
+
+def _judge_rows(rows: pa.Table, slo: Slo, stalls: Stalls) -> _Judged:
+    error = rows.column("error")
+    failed, ended = _known(error), _known(rows.column("end_s"))
+    deadlines = slo.deadline_columns(rows)
+
+    # invalid: ours.  An error that is one of our reasons has that reason; a late send outranks it.
+    invalid = _codes(error, names.INVALID_REASONS, offset=_REASONS.index(names.INVALID_REASONS[0]))
+    invalid[~ended & ~failed] = _REASONS.index(names.CUT_BY_END)
+    d_ttft, _, d_e2e = deadlines
+    deadline = np.where(np.isfinite(d_ttft), d_ttft, np.where(np.isfinite(d_e2e), d_e2e, 0.0))
+    lag = np.nan_to_num(_floats(rows, "lag_s"), nan=0.0)
+    invalid[lag > np.maximum(LAG_FLOOR_S, LAG_SHARE * deadline)] = _REASONS.index(names.SCHEDULE_LAG)
+
+    # dropped: no complete answer.  An error we have no name for is the server's.
+    dropped = _codes(error, names.DROP_REASONS, offset=_REASONS.index(names.DROP_REASONS[0]))
+    dropped[failed & (dropped < 0)] = _REASONS.index(names.SERVER_ERROR)
+    cut = ~failed & ~_known(rows.column("finish_reason")) & ~_true(rows.column("done_marker"))
+    status = _floats(rows, "status")
+    refused = ~failed & ((status < 200) | (status >= 300))  # false for NaN: no status came
+    dropped[cut] = _REASONS.index(names.STREAM_CUT)
+    dropped[refused] = _REASONS.index(names.SERVER_ERROR)
+    dropped[_hung(rows, stalls)] = _REASONS.index(names.HANG)
+    answered = ended & (dropped < 0) & ~failed
+
+    # wrong and late: of complete answers
+    wrong = np.where(answered, hard_checks.failures(rows), np.int8(-1))
+    late = _late_kind(rows, answered, *deadlines)
+
+    label = np.full(rows.num_rows, names.LABELS.index(names.GOOD), dtype=np.int8)
+    reason = np.full(rows.num_rows, -1, dtype=np.int8)
+    for name, why, offset in (
+        (names.LATE, late, _REASONS.index(LATE_KINDS[0])),
+        (names.WRONG, wrong, _REASONS.index(hard_checks.WRONG_KINDS[0])),
+        (names.DROPPED, dropped, 0),
+        (names.INVALID, invalid, 0),
+    ):
+        holds = why >= 0
+        label[holds] = names.LABELS.index(name)
+        reason[holds] = why[holds] + offset
+    return _Judged(answered, label, reason, late, wrong)
+
+
+def _late_kind(
+    rows: pa.Table,
+    answered: Bools,
+    d_ttft: npt.NDArray[np.float64],
+    d_gap: npt.NDArray[np.float64],
+    d_e2e: npt.NDArray[np.float64],
+) -> Codes:
+    intended, end = _floats(rows, "intended_s"), _floats(rows, "end_s")
+    first = _floats(rows, "first_token_s")
+    first = np.where(np.isnan(first), end, first)  # an answer without a visible token came when it ended
+    gap = _floats(rows, "max_gap_s")
+    kind = np.full(rows.num_rows, -1, dtype=np.int8)
+    kind[answered & (end - intended > d_e2e)] = LATE_KINDS.index("e2e")
+    kind[answered & ~np.isnan(gap) & (gap > d_gap)] = LATE_KINDS.index("gap")
+    kind[answered & (first - intended > d_ttft)] = LATE_KINDS.index("ttft")
+    return kind
+
+
+def _hung(rows: pa.Table, stalls: Stalls) -> Bools:
+    """Timed out, and for the last half of the wait at least the server had work running and made no token."""
+    hung = np.zeros(rows.num_rows, dtype=np.bool_)
+    if not stalls:
+        return hung
+    timeouts = pa.array((names.TIMEOUT_FIRST_TOKEN, names.TIMEOUT_TOTAL))
+    timed_out = np.flatnonzero(_true(pc.is_in(rows.column("error"), timeouts)) & _known(rows.column("end_s")))
+    intended, end = _floats(rows, "intended_s"), _floats(rows, "end_s")
+    targets = rows.column("target")
+    windows = {_host(target): spans for target, spans in stalls.items()}
+    for row in timed_out:  # few: only requests that timed out
+        half = (intended[row] + end[row]) / 2
+        for start, stop in windows.get(_host(targets[row].as_py() or ""), ()):
+            if start <= half and stop >= end[row]:
+                hung[row] = True
+    return hung
+
+
+def stall_windows(series: pa.Table) -> dict[str, list[tuple[float, float]]]:
+    """When each scraped server had requests running and its token counters stood still: evidence of a hang.
+
+    A window joins scrapes in a row with running > 0 and equal sums of prompt and generation tokens; it is taken to last
+    until the first scrape that shows progress, and for ever when none does.
+    """
+    wanted = {names.M_RUNNING: 0, names.M_GENERATION_TOKENS: 1, names.M_PROMPT_TOKENS: 1}
+    samples: dict[str, dict[float, list[float]]] = {}
+    base = pc.replace_substring_regex(series.column("name"), "_total$", "")
+    chosen = series.set_column(series.column_names.index("name"), "name", base).filter(
+        pc.is_in(base, pa.array(list(wanted)))
+    )
+    for sample in chosen.to_pylist():
+        moment = samples.setdefault(sample["source"], {}).setdefault(sample["t_s"], [0.0, 0.0])
+        moment[wanted[sample["name"]]] += sample["value"]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for source, moments in samples.items():
+        windows: list[tuple[float, float]] = []
+        start: float | None = None
+        previous: tuple[float, float, float] | None = None
+        for at, (running, tokens) in sorted(moments.items()):
+            still = previous is not None and running > 0 and previous[1] > 0 and tokens == previous[2]
+            if still and start is None and previous is not None:
+                start = previous[0]
+            elif not still and start is not None:
+                windows.append((start, at))
+                start = None
+            previous = (at, running, tokens)
+        if start is not None:
+            windows.append((start, float("inf")))
+        if windows:
+            found[source] = windows
+    return found
+
+
+def counts(verdicts: pa.Table) -> dict[str, int]:
+    """Requests per label, all five present."""
+    found = dict.fromkeys(names.LABELS, 0)
+    for entry in pc.value_counts(verdicts.column("label")).to_pylist():
+        found[entry["values"]] = entry["counts"]
+    return found
+
+
+def reasons(verdicts: pa.Table) -> dict[str, dict[str, int]]:
+    """Requests per label and reason, most frequent first."""
+    grouped = verdicts.group_by(["label", "reason"]).aggregate([([], "count_all")])
+    found: dict[str, dict[str, int]] = {label: {} for label in names.LABELS}
+    for entry in sorted(grouped.to_pylist(), key=lambda e: (-e["count_all"], str(e["reason"]))):
+        if entry["reason"] is not None:
+            found[entry["label"]][entry["reason"]] = entry["count_all"]
+    return found
+
+
+def _one_per_index(requests: pa.Table, scheduled: int) -> pa.Table:
+    index = requests.column("index").to_numpy()
+    ordered = bool((index[1:] > index[:-1]).all())
+    if ordered and (not len(index) or (index[0] >= 0 and index[-1] < scheduled)):
+        return requests.combine_chunks()
+    _, first = np.unique(index, return_index=True)
+    first = first[(index[first] >= 0) & (index[first] < scheduled)]
+    return requests.take(pa.array(first)).combine_chunks()
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc or url
+
+
+def _known(column: pa.ChunkedArray) -> Bools:
+    known: Bools = pc.is_valid(column).to_numpy()
+    return known
+
+
+def _true(column: pa.ChunkedArray) -> Bools:
+    values: Bools = pc.fill_null(column, False).to_numpy().astype(np.bool_)
+    return values
+
+
+def _codes(column: pa.ChunkedArray, vocabulary: Sequence[str], offset: int) -> Codes:
+    """Position in the vocabulary plus offset; -1 for null and for what is not in it."""
+    found = pc.index_in(column, pa.array(vocabulary))
+    codes: Codes = pc.fill_null(pc.add(found, offset), -1).to_numpy().astype(np.int8)
+    return codes
+
+
+def _strings(codes: Codes, vocabulary: Sequence[str]) -> pa.Array:
+    mask = codes < 0
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.where(mask, 0, codes), pa.int8(), mask=mask), pa.array(vocabulary)
+    ).cast(pa.string())
+
+
+def _floats(table: pa.Table, name: str) -> npt.NDArray[np.float64]:
+    """A column with NaN for null."""
+    values: npt.NDArray[np.float64] = table.column(name).cast(pa.float64()).to_numpy().copy()
+    return values

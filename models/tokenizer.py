@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import Tokenizer as Library
 
@@ -30,7 +31,7 @@ _BYTE_OF: Final = byte_map()
 
 
 class Tokenizer:
-    """special_ids / special_texts: the control tokens, which contribute no text.  sha: SHA-256 of tokenizer.json.
+    """special_ids / special_texts: the control tokens, which add no text.  sha: SHA-256 of tokenizer.json.
 
     prefix_ids: what the model's own post-processor puts before a plain text (its BOS, often nothing).
     Safe to call from several threads at once.
@@ -39,25 +40,19 @@ class Tokenizer:
     def __init__(self, source: bytes, where: str) -> None:
         """source: the bytes of a tokenizer.json.  Raises UserError if it cannot be read or is of another kind."""
         try:
-            text = source.decode("utf-8")
-            self._library = Library.from_str(text)
-            # The library's switch "treat specials as plain text" is state, so the plain reading has its own copy.
-            self._plain = Library.from_str(text)
-            parsed = json.loads(text)
+            self._library = Library.from_str(source.decode("utf-8"))
         except Exception as error:  # the library raises bare Exception
             raise UserError(
                 f"not a readable tokenizer.json: {error}", where=where, remedy="fetch the model's tokenizer.json again"
             ) from error
-        self._plain.encode_special_tokens = True
         self.sha = hashlib.sha256(source).hexdigest()
-        added = parsed.get("added_tokens") or []
-        self.special_ids = frozenset(token["id"] for token in added if token["special"])
-        self.special_texts = frozenset(token["content"] for token in added if token["special"])
-        self._added = {token["id"]: str(token["content"]) for token in added}
-        self.byte_level = _is_byte_level(parsed, where)
-        self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        added = self._library.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.special_texts = frozenset(token.content for token in added.values() if token.special)
+        self._added = {number: str(token.content) for number, token in added.items()}
+        self.byte_level = _is_byte_level(self._library, where)
+        self.vocab_size = max(self._library.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         self.prefix_ids = tuple(self._library.encode("", add_special_tokens=True).ids)
-        self._bytes: list[bytes] | None = None
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
@@ -89,13 +84,20 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The raw bytes that a token adds to the text; b"" for special tokens and for ids without a token."""
-        if self._bytes is None:
-            self._bytes = self._all_bytes()
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""
 
-    def _all_bytes(self) -> list[bytes]:
-        table = [b""] * self.vocab_size
-        for piece, token in self._library.get_vocab(with_added_tokens=True).items():
+    @cached_property
+    def _plain(self) -> Library:
+        # The library's switch "treat specials as plain text" is state, so the plain reading has its own copy.
+        plain = Library.from_str(self._library.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        vocab = self._library.get_vocab(with_added_tokens=True)
+        table = [b""] * (max(vocab.values(), default=-1) + 1)
+        for piece, token in vocab.items():
             if token in self.special_ids:
                 continue
             if token in self._added:
@@ -111,10 +113,11 @@ class Tokenizer:
         return table
 
 
-def _is_byte_level(parsed: dict[str, Any], where: str) -> bool:
+def _is_byte_level(library: Library, where: str) -> bool:
     """True for GPT-2's byte-level BPE, False for SentencePiece-style BPE with byte fallback; refuses other kinds."""
-    kind = (parsed.get("model") or {}).get("type")
-    decoder = parsed.get("decoder") or {}
+    kind = type(library.model).__name__
+    # The decoder's parts are not reachable from Python; its pickled state is its JSON.
+    decoder = {} if library.decoder is None else json.loads(library.decoder.__getstate__())
     steps = [step.get("type") for step in decoder.get("decoders", [decoder])]
     if kind == "BPE" and "ByteLevel" in steps:
         return True

@@ -30,6 +30,7 @@ from telemetry.names import CUT_BY_END, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL
 LOOK_AHEAD: Final = 512  # calls built before they are due
 _LOOK_AHEAD_BYTES: Final = 32 << 20
 _TURN_NS: Final = 1_000_000  # sends in a row before the answers get their turn; room that other work needs
+_TIDY_NS: Final = 300_000
 _BATCH_ROWS: Final = 64  # rows to a record batch: some 1 ms of work at most
 _OLD_ROW_NS: Final = 250_000_000
 _MANY_ROWS: Final = 2_000
@@ -292,7 +293,7 @@ class Dispatcher:
         self._time_out(now)
         if now - self._flushed_ns >= self._settings.flush_s * 1e9:
             self._flush(now)
-        self.vitals.collect_if_wanted(now, self._room_ns(now))
+        self.vitals.collect_if_wanted(now, self._room_ns(now), len(self._in_flight) + len(self._ended))
         self._tidy_soon()
 
     def _time_out(self, now: int) -> None:
@@ -328,17 +329,20 @@ class Dispatcher:
             asyncio.get_running_loop().call_soon(self._tidy)
 
     def _tidy(self) -> None:
-        """One piece of the work that can wait, so that sockets and sends get their turn before the next."""
+        """Some of the work that can wait; then sockets and sends get their turn before there is more."""
         self._tidy_scheduled = False
         now = time.monotonic_ns()
-        if self._room_ns(now) < _TURN_NS and not self._pressed(now):
-            return  # the next ring or beat asks again
-        if self._ended:
-            self._make_row()
-            if self._buffered >= _BATCH_ROWS:
-                self._flush(now)
-        elif self._wants_calls():
-            self._pull()
+        turn_ends = now + _TIDY_NS
+        while (self._ended or self._wants_calls()) and now < turn_ends:
+            if self._room_ns(now) < _TURN_NS and not self._pressed(now):
+                return  # the next ring or beat asks again
+            if self._ended:
+                self._make_row()
+                if self._buffered >= _BATCH_ROWS:
+                    self._flush(now)
+            else:
+                self._pull()
+            now = time.monotonic_ns()
         self._tidy_soon()
 
     def _make_row(self) -> None:

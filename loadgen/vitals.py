@@ -16,7 +16,8 @@ from loadgen.quantiles import Quantiles
 
 BEAT_NS: Final = 20_000_000
 _IDLE_COLLECT_NS: Final = 1_000_000_000  # collect this often where nothing is due soon,
-_FORCED_COLLECT_NS: Final = 10_000_000_000  # and this often in any case
+_FORCED_COLLECT_NS: Final = 60_000_000_000  # and this often in any case
+_FEW_LIVE: Final = 200
 
 
 class Vitals:
@@ -61,10 +62,13 @@ class Vitals:
             self.loop_lag.add((now_ns - self.next_beat_ns) / 1e9)
             self.next_beat_ns += BEAT_NS
 
-    def collect_if_wanted(self, now_ns: int, room_ns: int) -> None:
-        """Collect cycles (closed connections leave some) while nothing is due for `room_ns`."""
+    def collect_if_wanted(self, now_ns: int, room_ns: int, live: int) -> None:
+        """Collect cycles (failed connections leave some) if nothing is due for `room_ns` and few requests are live.
+
+        A collection walks everything made since the start: some 20 us for each live request.
+        """
         age = now_ns - self._collected_ns
-        if age > _FORCED_COLLECT_NS or (age > _IDLE_COLLECT_NS and room_ns > 10_000_000):
+        if age > _FORCED_COLLECT_NS or (age > _IDLE_COLLECT_NS and room_ns > 10_000_000 and live < _FEW_LIVE):
             self._collected_ns = now_ns
             gc.collect()
 

@@ -8,7 +8,7 @@ Owns the definition of `repeat_share`, the score of a text that fell into a loop
   the tail's beginning, the last by max_tokens): every character equals the one p before it.  It counts from three
   whole copies on.  Units of every length are tried; blanks and letters count alike, so it works without words.
 * `repeat_share` = characters of the longest run / max(characters of the tail, 200).  A text under 200 characters
-  thus scores low, unless it is nothing but one unit at least eight times: then the score is 1.
+  thus scores low, unless it is nothing but one unit begun at least eight times: then the score is 1.
 
 "the the the ..." and a sentence repeated to the end score 1; prose with a closing refrain stays under 0.3.
 """
@@ -77,7 +77,7 @@ def repeat_share(text: str) -> float:
     size = len(text)
     tail = text[-max(TAIL_CHARS, size // 2) :]
     length, period = _longest_run(tail)
-    if size < TAIL_CHARS and length == size and length >= DEGENERATE_COPIES * period:
+    if 0 < size < TAIL_CHARS and length == size and length > (DEGENERATE_COPIES - 1) * period:
         return 1.0
     return length / max(len(tail), TAIL_CHARS)
 

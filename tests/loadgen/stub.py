@@ -2,7 +2,7 @@
 
 A script is called with each request and returns its steps: bytes to send, seconds to wait, or CLOSE, RESET, HANG.
 
-    async with Stub(lambda request: [sse_head(), event(role()), 0.05, event(content("Hi")), event(finish()), DONE]) as stub:
+    async with Stub(lambda request: [sse_head(), event(content("Hi")), 0.05, event(finish()), DONE]) as stub:
         ... stub.url ... stub.requests
 
 `StubThread` is the same in a thread, for clients that are processes.
@@ -103,7 +103,7 @@ def usage(prompt: int, completion: int, **more: Any) -> dict[str, Any]:
 
 
 def answer(*texts: str, prompt: int = 5, wait: float = 0.0) -> list[Step]:
-    """A whole well-formed answer, chunked and kept alive: role, a chunk per text `wait` s apart, finish, usage, [DONE]."""
+    """A whole good answer, chunked and kept alive: role, the texts `wait` s apart, finish, usage, [DONE]."""
     steps: list[Step] = [sse_head(chunked=True), chunk(event(role()))]
     for text in texts:
         steps += [wait, chunk(event(content(text)))] if wait else [chunk(event(content(text)))]

@@ -280,7 +280,7 @@ class Answer:
                 data += self._ending(call, frames, last)
             if data:
                 await response.write(data)
-        await self._request.writer.drain()
+                await self._request.writer.drain()  # waits only when the client's buffer is full
         exchange.sent()
         await response.write((phases_frame(exchange.account()) if self._asked else b"") + DONE)
         await response.write_eof()

@@ -153,9 +153,8 @@ class Metrics:
         """OpenMetrics (with exemplars) where ``accept`` asks for it, else Prometheus text; and the content type."""
         if "application/openmetrics-text" in accept:
             # every name here is valid in both formats; prometheus_client's default escaping turns vllm: into vllm_
-            return openmetrics.generate_latest(
-                self.registry, escaping=openmetrics.ALLOWUTF8
-            ), openmetrics.CONTENT_TYPE_LATEST
+            encode: Any = openmetrics.generate_latest
+            return encode(self.registry, escaping=openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
 

@@ -88,14 +88,14 @@ def assess(requests: pa.Table, manifest: Mapping[str, Any], slo: Slo, verdicts: 
     if lag is not None and lag > bound:
         limited.append(f"requests were sent late: lag p99 {_ms(lag)} > {_ms(bound)}")
     if achieved is not None and achieved < ACHIEVED_MIN:
-        limited.append(f"only {achieved:.1%} of the asked rate was delivered (99 % needed)")
+        limited.append(f"only {100 * achieved:.1f} % of the asked rate was delivered (99 % needed)")
     if loop is not None and loop > bound:
         limited.append(f"the sender's event loop was late: p99 {_ms(loop)} > {_ms(bound)}")
     if cpu is not None and cpu >= CPU_MAX:
-        limited.append(f"the sender used {cpu:.0%} of a core (below 80 % needed)")
+        limited.append(f"the sender used {100 * cpu:.0f} % of a core (below 80 % needed)")
     if invalid > INVALID_MAX and not incomplete:  # a cut run has its reason already
         why = ", ".join(f"{name} {count}" for name, count in outcomes.reasons(verdicts)[names.INVALID].items())
-        limited.append(f"{labels[names.INVALID]} of {judged} requests are invalid, {invalid:.1%} > 1 %: {why}")
+        limited.append(f"{labels[names.INVALID]} of {judged} requests are invalid, {100 * invalid:.1f} % > 1 %: {why}")
 
     verdict = names.INCOMPLETE if incomplete else names.CLIENT_LIMITED if limited else names.VALID
     return Validity(verdict, (*incomplete, *limited), figures)

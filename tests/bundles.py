@@ -105,9 +105,9 @@ def _rows(rng: np.random.Generator, n: int, duration_s: float, rate_scale: float
         start = max(arrival, free[slot])
         prefill, decode = 0.001 * inputs[index] / speed, 0.03 * (outputs[index] - 1) / speed
         free[slot] = start + prefill + decode
-        if index % 67 == 13:
-            rows.append(dropped_row(index, float(intended[index]), names.STREAM_CUT if index % 2 else names.REJECTED,
-                                    worker=index % 2, status=200 if index % 2 else 503))  # fmt: skip
+        if index % 140 == 13:
+            rows.append(dropped_row(index, float(intended[index]), names.STREAM_CUT if index > 140 else names.REJECTED,
+                                    worker=index % 2, status=200 if index > 140 else 503))  # fmt: skip
             continue
         stall = 0.1 * decode if rng.random() < 0.05 else 0.0
         phases = dict.fromkeys(names.PHASES, 0.0) | {
@@ -179,7 +179,8 @@ def spans_of(row: dict[str, Any]) -> list[dict[str, Any]]:
         if name == names.STALL or not length:
             continue
         span_id = f"{row['index'] + 1:08x}{position + 1:08x}"
-        spans.append(_span(row["trace_id"], span_id, root_id, name, "INTERNAL", "tailspan", at, at + length, {}))
+        own = {names.ATTR_PHASE_DURATION: account[name], names.ATTR_PHASE_STALL: length - account[name]}
+        spans.append(_span(row["trace_id"], span_id, root_id, name, "INTERNAL", "tailspan", at, at + length, own))
         at += length
     root = _span(
         row["trace_id"], root_id, row["span_id"], names.SERVER_SPAN, "SERVER", "tailspan", head, at, attributes

@@ -1,0 +1,334 @@
+"""One run in figures and one sentence: what the terminal, ``--json``, the pages and the exit code all say.
+
+Owns the choice of what is said first.  Must always hold: the run's own validity comes before the verdict on the server;
+every percentile carries n; numbers are computed here once and only rendered elsewhere; ``to_dict`` is plain JSON
+without NaN or infinity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry import latency, names, outcomes, stats, validity
+from telemetry.bundle import INTERRUPTED, Bundle
+from telemetry.phases import TTFT, Growth, Split, growth_through_run, splits
+from telemetry.slo import GOODPUT, SHARES, Objective, Slo
+
+PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
+PHASE_PERCENTILES: Final = (50.0, 90.0, 99.0)
+WORST: Final = 3
+#: The queue is said to grow through the run when the TTFT p90 of the last third is this many times that of the first
+#: and the queue makes this share of the growth.
+GROWTH_FACTOR: Final = 2.0
+GROWTH_SHARE: Final = 0.5
+
+_COLUMNS: Final = tuple(dict.fromkeys((*outcomes.COLUMNS, *latency.COLUMNS, "trace_row", "error_detail")))
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Percentiles of one measure in seconds: from the intended send, from the actual send, and of survivors alone.
+
+    from_send is empty for tpot, which has no start.  undefined: answered requests that have no such time.
+    """
+
+    measure: str
+    scheduled: tuple[stats.Percentile, ...]
+    from_send: tuple[stats.Percentile, ...]
+    survivors: tuple[stats.Percentile, ...]
+    undefined: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An objective and what the run says to it.  value: seconds, or a share; None: no data, or unbounded."""
+
+    objective: Objective
+    value: float | None
+    unbounded: bool
+    low: float | None
+    high: float | None
+    n: int
+    certified: bool
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of the worst requests; times in seconds from its intended send."""
+
+    index: int
+    trace_row: int | None
+    intended_s: float
+    label: str
+    reason: str | None
+    ttft_s: float | None
+    e2e_s: float | None
+    input_tokens: int | None
+    parts: dict[str, float]
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Everything that is said about a run.  ``held``: the SLO; ``exit_code``: by the precedence of telemetry.names."""
+
+    run_id: str
+    path: str
+    status: str
+    created_unix_ns: int
+    trace: str
+    slo: str
+    validity: validity.Validity
+    sentence: str
+    held: bool
+    exit_code: int
+    attempted: int
+    judged: int
+    labels: dict[str, int]
+    reasons: dict[str, dict[str, int]]
+    goodput: float | None
+    verified: int
+    latencies: tuple[Latency, ...]
+    phases: tuple[Split, ...]
+    ttft_phases: tuple[Split, ...]
+    growth: Growth | None
+    overload: str | None
+    objectives: tuple[Judged, ...]
+    worst: tuple[Request, ...]
+    torn_bytes: int
+    next: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def summarize(bundle: Bundle, slo: Slo) -> Summary:
+    """Judge a bundle under an SLO and gather its figures."""
+    read = bundle.read("requests", _COLUMNS)
+    requests = read.table
+    verdicts = bundle.verdicts(slo)
+    run = validity.assess(requests, bundle.manifest, slo, verdicts)
+    population = latency.Population(requests, verdicts)
+    answered = population.answered
+    labels = outcomes.counts(verdicts)
+    attempted = verdicts.num_rows
+    judged = attempted - labels[names.INVALID]
+    objectives = tuple(judge_objective(o, population, requests, verdicts) for o in slo.objectives)
+    held = judged > 0 and all(one.holds for one in objectives)
+    growth = growth_through_run(answered)
+    overload = _overload(growth)
+    reasons = outcomes.reasons(verdicts)
+    return Summary(
+        run_id=bundle.run_id,
+        path=str(bundle.path),
+        status=bundle.status,
+        created_unix_ns=int(bundle.manifest.get("created_unix_ns", 0)),
+        trace=str((bundle.manifest.get("trace") or {}).get("name", "")),
+        slo=slo.name,
+        validity=run,
+        sentence=_sentence(held, objectives, labels, reasons, judged, _blame(answered, verdicts)),
+        held=held,
+        exit_code=_exit_code(bundle.status, run, held),
+        attempted=attempted,
+        judged=judged,
+        labels=labels,
+        reasons=reasons,
+        goodput=labels[names.GOOD] / judged if judged else None,
+        verified=int(pc.sum(verdicts.column("verified")).as_py() or 0),
+        latencies=tuple(_latency(population, measure) for measure in latency.MEASURES),
+        phases=tuple(splits(answered, PHASE_PERCENTILES)),
+        ttft_phases=tuple(splits(answered, PHASE_PERCENTILES, TTFT)),
+        growth=growth,
+        overload=overload,
+        objectives=objectives,
+        worst=_worst(requests, verdicts),
+        torn_bytes=read.torn_bytes,
+        next=(f"tailspan runs check {bundle.run_id}", "tailspan up"),
+    )
+
+
+def judge_objective(
+    objective: Objective, population: latency.Population, requests: pa.Table, verdicts: pa.Table
+) -> Judged:
+    """Whether the run keeps one objective.  Requests without an answer count as infinitely slow."""
+    if objective.measure in SHARES:
+        labels = outcomes.counts(_of_class(verdicts, requests, objective.traffic_class))
+        n = sum(labels.values()) - labels[names.INVALID]
+        label = names.GOOD if objective.measure == GOODPUT else objective.measure
+        share = labels[label] / n if n else None
+        return Judged(objective, share, False, None, None, n, n > 0, objective.holds(share))
+    values, dropped = population.values(objective.measure, traffic_class=objective.traffic_class)
+    found = stats.percentile(values, objective.percentile or 0.0, dropped)
+    holds = objective.holds(found.value, unbounded=found.unbounded)
+    return Judged(objective, found.value, found.unbounded, found.low, found.high, found.n, found.certified, holds)
+
+
+def _of_class(verdicts: pa.Table, requests: pa.Table, traffic_class: str | None) -> pa.Table:
+    if traffic_class is None:
+        return verdicts
+    index = requests.filter(pc.equal(requests.column("class"), traffic_class)).column("index")
+    return verdicts.filter(pc.is_in(verdicts.column("index"), index.combine_chunks()))
+
+
+def _latency(population: latency.Population, measure: str) -> Latency:
+    values, dropped = population.values(measure)
+    return Latency(
+        measure,
+        tuple(population.percentiles(measure, PERCENTILES)),
+        tuple(population.percentiles(measure, PERCENTILES, from_send=True)) if measure != "tpot" else (),
+        tuple(population.percentiles(measure, PERCENTILES, survivors=True)),
+        population.n - dropped - len(values),
+    )
+
+
+def _exit_code(status: str, run: validity.Validity, held: bool) -> int:
+    if status == INTERRUPTED:
+        return names.EXIT_INTERRUPTED
+    holding = set()
+    if run.verdict != names.VALID:
+        holding.add(names.EXIT_RUN_NOT_VALID)
+    if not held:
+        holding.add(names.EXIT_SLO_BROKEN)
+    return next((code for code in names.EXIT_PRECEDENCE if code in holding), names.EXIT_OK)
+
+
+def _sentence(
+    held: bool,
+    objectives: tuple[Judged, ...],
+    labels: dict[str, int],
+    reasons: dict[str, dict[str, int]],
+    judged: int,
+    blame: str | None,
+) -> str:
+    if judged == 0:
+        return "No verdict: no request can be judged"
+    asked = [
+        f", {one.objective.text} asked" for one in objectives if not one.holds and one.objective.measure == GOODPUT
+    ]
+    good = f"{labels[names.GOOD]} of {judged} good ({format_share(labels[names.GOOD] / judged)}{''.join(asked[:1])})"
+    parts = [] if held else [_broken(one) for one in objectives if not one.holds and one.objective.measure != GOODPUT]
+    counts = []
+    for label in (names.LATE, names.WRONG, names.DROPPED):
+        if labels[label]:
+            why = list(reasons[label].items())  # most frequent first
+            named = ", ".join(f"{reason} {count}" if len(why) > 1 else reason for reason, count in why[:2])
+            note = (
+                f", mostly {blame}" if label == names.LATE and blame else f" ({named})" if label != names.LATE else ""
+            )
+            counts.append(f"{labels[label]} {label}{note}")
+    return f"SLO {'held' if held else 'broken'}: " + "; ".join([good, *parts[:2], *counts])
+
+
+def _broken(one: Judged) -> str:
+    objective = one.objective
+    name = objective.measure if objective.percentile is None else f"{objective.measure} p{objective.percentile:g}"
+    shown = format_value(one)
+    for measure in ("ttft", "tpot"):
+        name = name.replace(measure, measure.upper())
+    return f"{name} {shown} > {format_bound(objective)}"
+
+
+def format_value(one: Judged) -> str:
+    """A judged value as a person writes it."""
+    if one.unbounded:
+        return "unbounded"
+    if one.value is None:
+        return "no data"
+    return format_share(one.value) if one.objective.measure in SHARES else format_seconds(one.value)
+
+
+def format_bound(objective: Objective) -> str:
+    """The bound of an objective as a person writes it."""
+    return format_share(objective.bound) if objective.measure in SHARES else format_seconds(objective.bound)
+
+
+def format_share(share: float) -> str:
+    """97.8 %."""
+    return f"{100 * share:.1f} %"
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant figures: 4.12 s, 312 ms, 0.4 ms."""
+    if abs(seconds) >= 1:
+        return f"{seconds:.3g} s" if abs(seconds) < 100 else f"{seconds:.0f} s"
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.3g} ms" if abs(milliseconds) >= 1 else f"{milliseconds:.1f} ms"
+
+
+def _blame(answered: pa.Table, verdicts: pa.Table) -> str | None:
+    """The part in which late requests spent most of their time, when it is more than half."""
+    late = verdicts.filter(pc.equal(verdicts.column("label"), names.LATE)).column("index").combine_chunks()
+    parts = latency.mean_parts(answered.filter(pc.is_in(answered.column("index"), late)))
+    total = sum(parts.values())
+    if total <= 0:
+        return None
+    largest = max(parts, key=lambda name: parts[name])
+    return largest if parts[largest] > total / 2 else None
+
+
+def _overload(growth: Growth | None) -> str | None:
+    if growth is None or growth.first.total_s <= 0 or not growth.first.from_server:
+        return None
+    share = growth.share(names.QUEUE)
+    if share is None or share < GROWTH_SHARE or growth.last.total_s < GROWTH_FACTOR * growth.first.total_s:
+        return None
+    return (
+        f"Overload: TTFT p90 grew from {format_seconds(growth.first.total_s)} in the first third of the run to "
+        f"{format_seconds(growth.last.total_s)} in the last; the queue makes {100 * min(share, 1.0):.0f} % of that"
+    )
+
+
+def _worst(requests: pa.Table, verdicts: pa.Table) -> tuple[Request, ...]:
+    """The slowest answered requests; where there are too few, dropped ones."""
+    known = requests.filter(pc.is_in(requests.column("index"), verdicts.column("index").combine_chunks()))
+    place = pc.index_in(known.column("index"), verdicts.column("index").combine_chunks())
+    table = known.append_column("label", verdicts.column("label").take(place))
+    table = table.append_column("reason", verdicts.column("reason").take(place))
+    table = table.append_column("e2e_s", pc.subtract(table.column("end_s"), table.column("intended_s")))
+    table = table.filter(pc.not_equal(table.column("label"), names.INVALID))
+    unanswered = pc.equal(table.column("label"), names.DROPPED)
+    rows: list[dict[str, Any]] = []
+    for part in (table.filter(pc.invert(unanswered)), table.filter(unanswered)):
+        if len(rows) < WORST:
+            order = pc.select_k_unstable(part, WORST - len(rows), [("e2e_s", "descending")])
+            rows.extend(part.take(order).to_pylist())
+    return tuple(_request(row) for row in rows)
+
+
+def _request(row: dict[str, Any]) -> Request:
+    parts: dict[str, float] = {}
+    if row["server_duration_s"] is not None and row["end_s"] is not None and row["sent_s"] is not None:
+        parts = {name: row[f"phase_{name}_s"] or 0.0 for name in names.PHASES}
+        network = row["end_s"] - row["sent_s"] - row["server_duration_s"]
+        parts = {names.CLIENT_WAIT: row["sent_s"] - row["intended_s"], names.NETWORK: network} | parts
+    first = row["first_token_s"]
+    return Request(
+        index=row["index"],
+        trace_row=row["trace_row"],
+        intended_s=row["intended_s"],
+        label=row["label"],
+        reason=row["reason"],
+        ttft_s=None if first is None else first - row["intended_s"],
+        e2e_s=row["e2e_s"],
+        input_tokens=row["input_tokens"],
+        parts=parts,
+        detail=row["error_detail"],
+    )
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,268 @@
+"""A run in the terminal: what a tired person needs, in the order in which it is needed.
+
+Owns the layout only; every number comes from ``telemetry.summary``.  Must always hold: the first line says whether the
+run itself can be believed, the second is the verdict; nothing depends on colour; 100 columns are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from telemetry import names
+from telemetry.phases import Split
+from telemetry.stats import Percentile, needed_to_certify
+from telemetry.summary import (
+    Judged,
+    Latency,
+    Request,
+    Summary,
+    format_seconds,
+    format_share,
+    format_value,
+)
+
+LABEL_STYLES: Final = {
+    names.GOOD: "green",
+    names.LATE: "yellow",
+    names.WRONG: "magenta",
+    names.DROPPED: "red",
+    names.INVALID: "dim",
+}
+BAR_WIDTH: Final = 20
+_TITLES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+
+
+def render(summary: Summary) -> RenderableType:
+    """The whole report as one renderable."""
+    blocks: list[RenderableType] = [_validity(summary), _verdict(summary), Text(), _labels(summary)]
+    if any(row.scheduled[0].n for row in summary.latencies):
+        blocks += [Text(), _latencies(summary.latencies), *_footnotes(summary.latencies)]
+    if summary.phases:
+        blocks += [Text(), _phases(summary.phases)]
+    if summary.overload:
+        blocks.append(Text(summary.overload, style="bold"))
+    blocks += [Text(), _objectives(summary.objectives)]
+    if summary.worst:
+        blocks += [Text(), _worst(summary.worst)]
+    blocks += [Text(), _closing(summary)]
+    return Group(*blocks)
+
+
+def render_list(rows: Sequence[tuple[str, Summary | str]]) -> RenderableType:
+    """Runs, newest first: (run id, its summary or why it cannot be read)."""
+    table = _table("run", "started", "status", "trace", "n", "good", "run is", "SLO")
+    for run_id, summary in rows:
+        if isinstance(summary, str):
+            table.add_row(run_id, "", "unreadable", summary)
+            continue
+        started = datetime.fromtimestamp(summary.created_unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M")
+        good = "" if summary.goodput is None else format_share(summary.goodput)
+        verdict = "held" if summary.held else "broken"
+        table.add_row(
+            run_id,
+            started,
+            summary.status,
+            summary.trace,
+            str(summary.attempted),
+            good,
+            summary.validity.verdict,
+            verdict,
+        )
+    return table
+
+
+def _validity(summary: Summary) -> Text:
+    run = summary.validity
+    figures = run.figures
+    lag = figures["lag_p99_s"]
+    line = Text()
+    line.append(f"Run {run.verdict}", style="bold green" if run.verdict == names.VALID else "bold red")
+    line.append(f": sent {figures['sent']} of {figures['scheduled']}")
+    if figures["attempted"] != figures["sent"]:
+        line.append(f" ({figures['attempted']} attempted)")
+    if lag is not None:
+        line.append(
+            f", lag p99 {format_seconds(float(lag))} (bound {format_seconds(float(figures['lag_bound_s'] or 0))})"
+        )
+    if (cpu := figures["cpu_ratio"]) is not None:
+        line.append(f", sender {100 * float(cpu):.0f} % of a core")
+    for reason in run.reasons:
+        line.append(f"\n  {reason}", style="red")
+    return line
+
+
+def _verdict(summary: Summary) -> Text:
+    trusted = summary.validity.verdict == names.VALID
+    style = "bold green" if summary.held else "bold red"
+    note = "" if trusted else "  [the run is not valid: do not judge the server by it]"
+    return Text(summary.sentence, style=style if trusted else "bold") + Text(note, style="red")
+
+
+def _labels(summary: Summary) -> Table:
+    table = _table(title=f"Outcomes of {summary.attempted} requests", columns=("label", "n", "share", "why"))
+    for label in names.LABELS:
+        count = summary.labels[label]
+        if count == 0 and label in (names.INVALID, names.WRONG):
+            continue
+        shown = label
+        if label == names.GOOD and count:
+            shown = f"good ({summary.verified} verified)" if summary.verified else "good (unverified)"
+        why = ", ".join(f"{name} {n}" for name, n in summary.reasons[label].items())
+        share = format_share(count / summary.attempted) if summary.attempted else ""
+        table.add_row(Text(shown, style=LABEL_STYLES[label]), str(count), share, why)
+    return table
+
+
+def _latencies(rows: Sequence[Latency]) -> Table:
+    table = _table(
+        title="Latency from the intended send (95 % band)",
+        columns=("", *(f"p{one.p:g}" for one in rows[0].scheduled), "n"),
+    )
+    for row in rows:
+        unit = _Unit.of(row)
+        title = f"{_TITLES.get(row.measure, row.measure)}, {unit.name}"
+        table.add_row(title, *(unit.band(one) for one in row.scheduled), str(row.scheduled[0].n))
+        if row.from_send:
+            table.add_row("  from the send", *(unit.value(one) for one in row.from_send), "", style="dim")
+        if row.scheduled[0].dropped:
+            count = str(row.survivors[0].n)
+            table.add_row("  answered only", *(unit.value(one) for one in row.survivors), count, style="dim")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """One unit and one number of decimals for a measure, so that its figures can be compared at a glance."""
+
+    name: str
+    factor: float
+    decimals: int
+
+    @classmethod
+    def of(cls, row: Latency) -> _Unit:
+        largest = max((one.value for one in (*row.scheduled, *row.survivors) if one.value is not None), default=0.0)
+        if largest >= 10:
+            return cls("s", 1.0, 1)
+        return cls("ms", 1e3, 0 if largest >= 0.1 else 1 if largest >= 0.01 else 2)
+
+    def show(self, seconds: float) -> str:
+        return f"{seconds * self.factor:.{self.decimals}f}"
+
+    def value(self, one: Percentile) -> str:
+        if one.value is None:
+            return "unbounded" if one.unbounded else "–"
+        return self.show(one.value)
+
+    def band(self, one: Percentile) -> str:
+        if one.n == 0:
+            return "–"
+        mark = "" if one.certified else "*"
+        low = "?" if one.low is None else self.show(one.low)
+        high = "?" if one.high is None else self.show(one.high)
+        return f"{self.value(one)}{mark} ({low}–{high})"
+
+
+def _footnotes(rows: Sequence[Latency]) -> list[Text]:
+    notes = []
+    for at, one in enumerate(rows[0].scheduled):
+        fewest = min((row.scheduled[at].n for row in rows if row.scheduled[at].n), default=0)
+        if fewest and any(not row.scheduled[at].certified for row in rows if row.scheduled[at].n):
+            notes.append(
+                Text(f"* cannot certify p{one.p:g}: n = {fewest}, {needed_to_certify(one.p)} needed", style="dim")
+            )
+    dropped = rows[-1].scheduled[0].dropped
+    if dropped:
+        notes.append(Text(f"{dropped} dropped requests count as infinitely slow", style="dim"))
+    undefined = next((row.undefined for row in rows if row.measure == "tpot"), 0)
+    if undefined:
+        notes.append(Text(f"TPOT is undefined for {undefined} answers of one chunk or token", style="dim"))
+    return notes
+
+
+def _phases(splits: Sequence[Split]) -> Table:
+    title = "Where the time goes: end to end"
+    if not splits[0].from_server:
+        title += " (the server gives no account of its phases)"
+    table = _table(title=title, columns=("phase", *(f"p{split.p:g}" for split in splits), f"p{splits[-1].p:g}"))
+    small = [name for name in splits[0].parts if all(s.parts[name] < 0.01 * s.total_s for s in splits)]
+    for name in splits[0].parts:
+        if name not in small:
+            table.add_row(
+                name, *(_part(split, split.parts[name]) for split in splits), _bar(splits[-1], splits[-1].parts[name])
+            )
+    if small:
+        sums = [sum(split.parts[name] for name in small) for split in splits]
+        label = Text(f"{len(small)} others", style="dim")
+        table.add_row(label, *(_part(split, value) for split, value in zip(splits, sums, strict=True)), "")
+    table.add_row("total", *(format_seconds(split.total_s) for split in splits), f"n = {splits[0].n}", style="bold")
+    return table
+
+
+def _part(split: Split, seconds: float) -> str:
+    share = seconds / split.total_s if split.total_s > 0 else 0.0
+    return f"{format_seconds(seconds)} {100 * share:3.0f} %"
+
+
+def _bar(split: Split, seconds: float) -> str:
+    share = seconds / split.total_s if split.total_s > 0 else 0.0
+    return "█" * max(0, round(BAR_WIDTH * share))
+
+
+def _objectives(objectives: Sequence[Judged]) -> Table:
+    table = _table(title="Objectives", columns=("", "objective", "measured", "95 % band", "n"))
+    for one in objectives:
+        text = one.objective.text
+        if one.objective.traffic_class:
+            text += f" (class {one.objective.traffic_class})"
+        band = ""
+        if one.low is not None:
+            band = f"{format_seconds(one.low)} – {'?' if one.high is None else format_seconds(one.high)}"
+        measured = format_value(one) + ("" if one.certified else " *")
+        mark = Text("pass", style="green") if one.holds else Text("FAIL", style="bold red")
+        table.add_row(mark, text, measured, band, str(one.n))
+    return table
+
+
+def _worst(requests: Sequence[Request]) -> Table:
+    table = _table(title="The worst requests", columns=("index", "at", "label", "TTFT", "end to end", "most of it in"))
+    for one in requests:
+        label = one.label if one.reason is None else f"{one.label} ({one.reason})"
+        most = one.detail or ""
+        if one.parts and one.e2e_s:
+            largest = max(one.parts, key=lambda name: one.parts[name])
+            most = f"{largest} {format_seconds(one.parts[largest])}"
+        table.add_row(
+            str(one.index),
+            f"{one.intended_s:.1f} s",
+            Text(label, style=LABEL_STYLES[one.label]),
+            "–" if one.ttft_s is None else format_seconds(one.ttft_s),
+            "–" if one.e2e_s is None or one.label == names.DROPPED else format_seconds(one.e2e_s),
+            most,
+        )
+    return table
+
+
+def _closing(summary: Summary) -> Text:
+    text = Text()
+    if summary.torn_bytes:
+        text.append(f"{summary.torn_bytes} bytes of an unfinished write were left out\n", style="yellow")
+    text.append(f"bundle  {summary.path}\n")
+    return text.append("next    " + "   or   ".join(summary.next))
+
+
+def _table(*headers: str, title: str | None = None, columns: Sequence[str] = ()) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+    )
+    for place, header in enumerate((*headers, *columns)):
+        right = (header.startswith("p") and header[1:2].isdigit()) or header in ("n", "share", "index", "at")
+        table.add_column(header, justify="right" if right else "left", no_wrap=place == 0)
+    return table

@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine (Python 3.11, make, a C compiler): `make demo` and `make test`.
+# PIP_EXTRA_INDEX_URL is honoured, e.g. for an index of CPU builds of torch.
+PYTHON ?= python3.11
+PYTHON := $(shell command -v $(PYTHON) || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+TESTS  ?= tests
+UI     ?= 1
+SHELL  := /bin/bash
+
+.PHONY: help demo test lint lock bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# Each stamp is made once; a changed lock or project file makes it again.
+$(VENV)/.run: requirements.lock requirements-torch.lock pyproject.toml
+	@echo "== setting up $(VENV): torch (200 MB on a CPU index, several GB of CUDA builds from the default one) and about 120 packages (350 MB); 2 to 6 minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(f"tailspan needs Python 3.11 or newer, this is {sys.version.split()[0]}; remedy: make PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock 2> >(grep -v "is ignored: it is neither" >&2)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock 2> >(grep -v "is ignored: it is neither" >&2)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . 2> >(grep -v "is ignored: it is neither" >&2)
+	@touch $@
+
+demo: $(VENV)/.run ## a real model, a minute of a real trace, the verdict, the page (UI=0 ends without the page)
+	@UI=$(UI) $(BIN)/tailspan demo
+
+test: $(VENV)/.run ## all tests, 10 to 20 minutes on 2 cores
+	@test -x /usr/bin/chromium || echo "skipping the tests in a browser: apt-get install chromium brings it"
+	@command -v prometheus >/dev/null || echo "skipping the tests on a real Prometheus: apt-get install prometheus brings it"
+	@echo "== testing $(TESTS); about 10 minutes on 2 cores, the model (93 MB) is downloaded once"
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.run ## ruff and mypy --strict
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/mypy tailspan.py
+
+lock: ## resolve the dependencies anew (several minutes)
+	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools
+	@build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-emit-index-url \
+		--no-emit-find-links --no-emit-trusted-host --extra dev --output-file build/all.lock pyproject.toml
+	@$(PYTHON) scripts/split_lock.py build/all.lock
+
+clean: ## remove what was made here (not the models in the cache, not the runs)
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,85 @@
+"""The command line.  Mounts each folder's commands and turns what goes wrong into exit codes; nothing else.
+
+Exit codes (telemetry/names.py): 0 held, 1 SLO broken, 2 regression, 3 run not valid, 4 usage error, 5 internal error,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+
+from dashboards.commands import demo_command, up_command
+from engine.commands import serve_command
+from loadgen.commands import run_command, traces
+from models.commands import app as models_app
+from models.errors import UserError
+from telemetry.commands import app as runs_app
+from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Replay a real arrival trace against an LLM server; every request gets one verdict: good, late, wrong or dropped.",
+)
+app.command("demo")(demo_command)
+app.command("run")(run_command)
+app.command("serve")(serve_command)
+app.command("up")(up_command)
+app.add_typer(traces, name="traces")
+app.add_typer(models_app, name="models")
+app.add_typer(runs_app, name="runs")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(f"tailspan {version('tailspan')}")
+        except PackageNotFoundError:
+            print("tailspan (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of every command."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code.  Only an internal error shows a traceback."""
+    try:
+        result = app(args=arguments, prog_name="tailspan", standalone_mode=False)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except typer.TyperException as error:  # what the option parser found wrong
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        if type(error).__name__ == "NoArgsIsHelpError":  # typer keeps this class to itself
+            print(text)
+            return EXIT_OK
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "tailspan"
+        print(f"error: {text}\n  remedy: `{command} --help` lists what it takes", file=sys.stderr)
+        return EXIT_USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_OK  # the reader of our output has had enough
+    except Exception as error:
+        traceback.print_exc()
+        print(f"error: internal: {type(error).__name__}: {error}", file=sys.stderr)
+        print("  remedy: please report it with the lines above", file=sys.stderr)
+        return EXIT_INTERNAL
+    return result if isinstance(result, int) else EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

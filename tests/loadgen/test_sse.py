@@ -88,8 +88,11 @@ def test_case_9_every_split_position_gives_the_same_events_and_the_same_pending(
 
 pieces_of_streams = st.lists(
     st.sampled_from(
-        [b"\n", b"\r", b"\r\n", b"data:", b"data: ", b"data", b"event: e", b"id: 1", b":", b" ", b"x", b"\xef\xbb\xbf"]
-        + [b"\xe2\x82\xac", b"\xe2", b"\x82", b"\xf0\x9f\x8e\x89", b"\0", b"retry: 5", b"{}", b"\n\n", b"\r\n\r\n"]
+        [
+            *(b"\n", b"\r", b"\r\n", b"\n\n", b"\r\n\r\n", b":", b" ", b"x", b"\0", b"{}", b"\xef\xbb\xbf"),
+            *(b"data:", b"data: ", b"data", b"event: e", b"id: 1", b"retry: 5"),
+            *(b"\xe2\x82\xac", b"\xe2", b"\x82", b"\xf0\x9f\x8e\x89"),
+        ]
     ),
     max_size=30,
 ).map(b"".join)

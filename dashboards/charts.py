@@ -13,6 +13,7 @@ import altair as alt
 
 from dashboards.palette import LABEL_COLOURS, PHASE_COLOURS, PHASE_WORDS
 from telemetry.names import LABELS
+from telemetry.summary import format_seconds
 
 MAX_MARKS: Final = 3000
 Rows = Sequence[Mapping[str, Any]]
@@ -22,7 +23,7 @@ _GAP: Final = 1.5  # px between touching bars, so that neighbours part without c
 
 def unit_of(seconds: float) -> tuple[float, str]:
     """Factor and unit in which durations up to ``seconds`` read best: milliseconds below one second."""
-    return (1000.0, "ms") if seconds < 1.0 else (1.0, "s")
+    return (1000.0, "milliseconds") if seconds < 1.0 else (1.0, "seconds")
 
 
 def outcomes_over_load(outcomes: Rows, load: Rows, bin_s: float) -> alt.VConcatChart:
@@ -83,8 +84,10 @@ def phase_stacks(rows: Rows, order: Sequence[str]) -> alt.LayerChart:
     factor, unit = unit_of(longest)
     data = [{**row, "from": row["start_s"] * factor, "to": row["end_s"] * factor} for row in rows]
     totals = {row["name"]: row["total_s"] for row in rows}
-    ends = [{"name": n, "to": total * factor, "text": seconds_words(total)} for n, total in totals.items()]
-    y = alt.Y("name:N", sort=list(order), title=None).axis(ticks=False, domain=False, labelPadding=6)
+    ends = [{"name": n, "to": total * factor, "text": format_seconds(total)} for n, total in totals.items()]
+    y = alt.Y("name:N", sort=list(order), title=None).axis(
+        ticks=False, domain=False, labelPadding=6, labelOverlap=False
+    )
     x = alt.X("from:Q", title=unit, scale=alt.Scale(domain=(0, longest * factor * 1.14), nice=False))
     bars = (
         alt.Chart(_data(data))
@@ -115,7 +118,7 @@ def worst_requests(rows: Rows, ends: Rows) -> alt.LayerChart:
         }
         for row in ends
     ]
-    y = alt.Y("name:N", sort=order, title=None).axis(ticks=False, domain=False, labelPadding=6)
+    y = _rows(order)
     x = alt.X("from:Q", title=f"{unit} after the intended send").scale(domain=(0, longest * factor * 1.35), nice=False)
     bars = (
         alt.Chart(_data(data))
@@ -138,26 +141,23 @@ def worst_requests(rows: Rows, ends: Rows) -> alt.LayerChart:
     return chart
 
 
-def seconds_words(seconds: float) -> str:
-    """A duration as people write it: ``8.1 ms``, ``431 ms``, ``2.35 s``."""
-    factor, unit = unit_of(seconds)
-    value = seconds * factor
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {unit}"
-
-
 _INK: Final = "#7d828c"  # readable on white and on Streamlit's dark ground (4.0 and 4.7 to 1)
 _SEAM: Final = "#80808080"
 
 
 def _height(row_px: int, rows: int) -> int:
-    return row_px * max(1, rows) + 10
+    return row_px * max(1, rows) + 56  # the axis and its title are inside the height
 
 
 def _data(rows: Rows) -> alt.InlineData:
     if len(rows) > MAX_MARKS:
         raise ValueError(f"{len(rows)} marks; aggregate to at most {MAX_MARKS} first")
     return alt.InlineData(values=[dict(row) for row in rows])
+
+
+def _rows(order: Sequence[str]) -> alt.Y:
+    axis = alt.Axis(ticks=False, domain=False, labelPadding=6, labelOverlap=False)
+    return alt.Y("name:N", sort=list(order), title=None, axis=axis)
 
 
 def _label_scale() -> alt.Scale:
@@ -199,7 +199,7 @@ def stack_rows(name: str, phases: Mapping[str, float]) -> list[dict[str, Any]]:
                 "start_s": at,
                 "end_s": at + seconds,
                 "seconds": seconds,
-                "duration": seconds_words(seconds),
+                "duration": format_seconds(seconds),
                 "share": seconds / total,
                 "total_s": total,
             }

@@ -6,13 +6,15 @@ take the theme's own text colour and lay translucent grey behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 STYLE: Final = """
 <style>
+.stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem; max-width: 1240px; }
+.stMainBlockContainer h4 { padding-top: .9rem; }
 .ts-verdict { border-left: 6px solid var(--ts-colour); padding: .35rem .9rem; background: rgba(128,128,128,.09);
   border-radius: 4px; }
 .ts-verdict .ts-say { font-size: 1.35rem; font-weight: 600; line-height: 1.35; }
@@ -24,7 +26,25 @@ STYLE: Final = """
 .ts-tile .ts-count { font-size: 1.7rem; font-weight: 600; line-height: 1.2; font-variant-numeric: tabular-nums; }
 .ts-tile .ts-share { font-size: .9rem; font-weight: 400; opacity: .75; margin-left: .35rem; }
 .ts-tile .ts-why { font-size: .82rem; opacity: .85; line-height: 1.3; overflow-wrap: anywhere; }
+@media (max-width: 640px) {
+  .stMainBlockContainer { padding-top: 4rem; }
+  .ts-verdict .ts-say { font-size: 1.1rem; }
+  .ts-tiles { grid-template-columns: 1fr 1fr; }
+  .ts-tile:last-child:nth-child(odd) { grid-column: span 2; }
+}
 .ts-legend { display: flex; flex-wrap: wrap; gap: .15rem .9rem; font-size: .85rem; }
+.ts-head { font-size: .95rem; opacity: .8; overflow-wrap: anywhere; }
+.ts-head b { font-size: 1.05rem; }
+.ts-asks { display: flex; flex-wrap: wrap; gap: .3rem .5rem; font-size: .9rem; }
+.ts-ask { border: 1px solid rgba(128,128,128,.35); border-radius: 4px; padding: .1rem .55rem; }
+.ts-ask.ts-broken { border-color: #D55E00; border-width: 2px; }
+.ts-ask b { font-weight: 600; }
+.ts-scroll { overflow-x: auto; }
+.ts-table { border-collapse: collapse; font-size: .9rem; width: 100%; font-variant-numeric: tabular-nums; }
+.ts-table th { text-align: right; font-weight: 600; opacity: .8; padding: .25rem .7rem; white-space: nowrap; }
+.ts-table td { text-align: right; padding: .2rem .7rem; border-top: 1px solid rgba(128,128,128,.22);
+  white-space: nowrap; }
+.ts-table th:first-child, .ts-table td:first-child { text-align: left; padding-left: 0; }
 .ts-legend span { white-space: nowrap; }
 .ts-legend i { display: inline-block; width: .75rem; height: .75rem; border-radius: 2px; margin-right: .35rem;
   vertical-align: -1px; }
@@ -61,6 +81,29 @@ def tiles(items: Iterable[Tile]) -> str:
             f'<div class="ts-count">{item.count:,}{share}</div><div class="ts-why">{escape(item.why)}</div></div>'
         )
     return f'<div class="ts-tiles">{"".join(cells)}</div>'
+
+
+def head(run: str, *notes: str) -> str:
+    """Which run this is, in one quiet line."""
+    rest = "".join(f" · {escape(note)}" for note in notes if note)
+    return f'<div class="ts-head"><b>{escape(run)}</b>{rest}</div>'
+
+
+def asks(items: Iterable[tuple[bool, str, str]]) -> str:
+    """The objectives of the SLO: whether it holds, what was asked, what was found."""
+    chips = [
+        f'<div class="ts-ask{"" if holds else " ts-broken"}">{"✓" if holds else "✗"} {escape(asked)} · '
+        f"<b>{escape(found)}</b></div>"
+        for holds, asked, found in items
+    ]
+    return f'<div class="ts-asks">{"".join(chips)}</div>'
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A plain table of ready-made texts; scrolls sideways where it does not fit."""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="ts-scroll"><table class="ts-table"><tr>{top}</tr>{body}</table></div>'
 
 
 def legend(colours: Mapping[str, str], meaning: Mapping[str, str] | None = None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from telemetry import names
+from telemetry.phases import CLIENT_PARTS, OTHER
 
 LABEL_COLOURS: Final = {
     names.GOOD: "#3A97D4",
@@ -19,8 +20,9 @@ LABEL_COLOURS: Final = {
     names.INVALID: "#8C8C8C",
 }
 
-#: What the server did not account for (another server, or no complete answer): total minus the known phases.
+#: Time of a request that got no token at all, from the send to its end: nobody accounted for it.
 UNACCOUNTED: Final = "unaccounted"
+_WAIT_FIRST, _STREAM = CLIENT_PARTS[1:]
 
 #: In the order in which they happen, which is the order in every stack and legend.
 PHASE_COLOURS: Final = {
@@ -30,12 +32,15 @@ PHASE_COLOURS: Final = {
     names.TOKENIZE: "#D8C08A",
     names.QUEUE: "#E69F00",
     names.PREFILL: "#0072B2",
+    OTHER: "#B8B8B8",  # network for the most part, which is never in the same stack
     names.DECODE: "#56B4E9",
     names.PREEMPTED: "#E58FC0",
     names.RECOMPUTE: "#94318A",
     names.STALL: "#D55E00",
     names.SEND: "#00A37A",
-    UNACCOUNTED: "#A8A29A",
+    _WAIT_FIRST: "#A28E4E",
+    _STREAM: "#8A5CD6",
+    UNACCOUNTED: "#5A5560",
 }
 
 PHASE_WORDS: Final = {
@@ -45,12 +50,15 @@ PHASE_WORDS: Final = {
     names.TOKENIZE: "tokenize",
     names.QUEUE: "queue",
     names.PREFILL: "prefill",
+    OTHER: "network and rest",
     names.DECODE: "decode",
     names.PREEMPTED: "preempted",
     names.RECOMPUTE: "recompute",
     names.STALL: "stall",
     names.SEND: "send",
-    UNACCOUNTED: "no account",
+    _WAIT_FIRST: "wait for first token",
+    _STREAM: "stream",
+    UNACCOUNTED: "no answer",
 }
 
 PHASE_MEANING: Final = {
@@ -60,12 +68,15 @@ PHASE_MEANING: Final = {
     names.TOKENIZE: "text to token ids",
     names.QUEUE: "waiting for the first engine step",
     names.PREFILL: "reading the prompt, up to the first token",
+    OTHER: "network, and what of stalls and preemptions lies before the first token",
     names.DECODE: "writing the answer, first to last token",
     names.PREEMPTED: "thrown out for lack of KV memory",
     names.RECOMPUTE: "restoring what preemption lost",
     names.STALL: "ready to run, but the engine ran no step",
     names.SEND: "last token to last byte",
-    UNACCOUNTED: "the server gave no account of it",
+    _WAIT_FIRST: "sent to first token; the server gave no account of it",
+    _STREAM: "first token to end; the server gave no account of it",
+    UNACCOUNTED: "sent to the end, without a token",
 }
 
 #: Reasons and kinds as people say them; anything else is shown with its underscores as spaces.

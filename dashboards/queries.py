@@ -12,7 +12,7 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-from telemetry.names import LABELS
+from telemetry.names import DROPPED, INVALID, LABELS
 
 Rows = list[dict[str, Any]]
 
@@ -74,20 +74,20 @@ def load_over_time(requests: pa.Table, bin_s: float) -> Rows:
 
 
 def worst(requests: pa.Table, verdicts: pa.Table, *, by: str, label: str | None, limit: int) -> Rows:
-    """The slowest requests by ``e2e`` or ``ttft``, from the intended send, facts and verdict joined, slowest first.
+    """The slowest requests by ``e2e`` or ``ttft``, from the intended send, facts and verdict joined.
 
-    label: only those with it.  Requests that never got that far (no end, no first token) cannot be ranked.
+    label: only those with it; None: all but the invalid, those without an answer after the others, as on the command
+    line.  Requests that never got that far (no end, no first token) cannot be ranked.
     """
     end = {"e2e": "end_s", "ttft": "first_token_s"}[by]
     return _ask(
         f"""
-        SELECT requests.*, verdicts.* EXCLUDE ("index"), end_s - intended_s AS e2e_s,
-            first_token_s - intended_s AS ttft_s
+        SELECT requests.*, label, reason, end_s - intended_s AS e2e_s, first_token_s - intended_s AS ttft_s
         FROM requests JOIN verdicts USING ("index")
-        WHERE {end} IS NOT NULL AND ($label IS NULL OR label = $label)
-        ORDER BY {end} - intended_s DESC, "index" LIMIT $limit
+        WHERE {end} IS NOT NULL AND CASE WHEN $label IS NULL THEN label <> $invalid ELSE label = $label END
+        ORDER BY label = $dropped, {end} - intended_s DESC, "index" LIMIT $limit
         """,
-        {"label": label, "limit": limit},
+        {"label": label, "limit": limit, "dropped": DROPPED, "invalid": INVALID},
         requests=requests,
         verdicts=verdicts,
     )

@@ -40,7 +40,7 @@ def fetch(known: Known, folder: Path, progress: Progress | None = None) -> Path:
         raise FetchError(f"{known.name} ships with tailspan and is not fetched")
     require_name(known.url)
     try:
-        with locked(f"trace-{known.name}"):  # one download at a time on this machine
+        with locked(f"trace-{known.name}", lambda _: None):  # one download at a time on this machine
             target = folder / known.file
             return target if has_sha(target, known.sha256) else _fetched(known, known.url, target, progress)
     except UserError as error:

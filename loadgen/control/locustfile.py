@@ -1,0 +1,218 @@
+"""What Locust loads on the master and on every worker: it starts, stops and watches; it sends no request itself.
+
+Worker: one control user, which starts `python -m loadgen.sender` (free of gevent's patches), passes commands of the
+master on to it and its events back.  Master: sends one zero for all once every sender is ready, and writes every event
+as a JSON line to the parent.  Must always hold: a worker starts one sender in its life, however often Locust spawns its
+user; when the parent goes (end of file on stdin) every process here ends by itself, so that nothing is left behind.
+
+    parent -> master   stdin: {"cmd": "stop", "grace_s": x} | {"cmd": "quit"}
+    master -> parent   the pipe TAILSPAN_EVENTS_FD: {"ev": "hello" | "ready" | "started" | "progress" | "end" | "lost" |
+                       "error" | "stopping", "worker": i, ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import gevent
+import gevent.os
+from locust import User, events, task
+from locust.env import Environment
+from locust.exception import StopUser
+from locust.rpc.protocol import Message
+from locust.runners import MasterRunner, WorkerRunner
+
+EVENT: Final = "tailspan_event"  # worker -> master
+COMMAND: Final = "tailspan_command"  # master -> workers
+START_MARGIN_NS: Final = 1_000_000_000  # between choosing the zero and the zero: every worker must have heard of it
+LAST_WORDS_S: Final = 5.0  # what a sender may take to write its rows once its parent is gone
+STAT: Final = ("POST", "chat")  # how our requests are called in Locust's own table
+
+
+class Sender:
+    """The sender process of this worker, seen from gevent: its pipes are read cooperatively."""
+
+    def __init__(self, runner: WorkerRunner, worker: int) -> None:
+        self.runner = runner
+        self.worker = worker
+        self.ended = False
+        self.stopped = False
+        self._counted = 0
+        self._failures: dict[str, int] = {}
+        bundle = Path(os.environ["TAILSPAN_BUNDLE"])
+        log = (bundle / "logs" / f"sender-{worker}.log").open("ab")
+        with log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "loadgen.sender"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._commands, self._events = self.process.stdin, self.process.stdout
+        self.tell_master(ev="hello", pid=os.getpid(), sender_pid=self.process.pid)
+        self.command(
+            cmd="prepare",
+            plan=os.environ["TAILSPAN_PLAN"],
+            worker=worker,
+            workers=int(os.environ["TAILSPAN_WORKERS"]),
+            bundle=str(bundle),
+        )
+
+    def command(self, **words: Any) -> None:
+        """Send one command; a sender that is gone is noticed by relay()."""
+        try:
+            self._commands.write(json.dumps(words).encode() + b"\n")
+            self._commands.flush()
+        except (OSError, ValueError):
+            return
+
+    def stop(self, grace_s: float) -> None:
+        self.stopped = True
+        self.command(cmd="stop", grace_s=grace_s)
+
+    def relay(self) -> None:
+        """Pass the sender's events on until it ends; a sender that dies without a word is reported as lost."""
+        requests = None
+        for line in self._events:
+            event = json.loads(line)
+            if event["ev"] == "ready":
+                requests = event["requests"]
+            elif event["ev"] == "progress":
+                self._count(event)
+                if event["done"] == requests and not self.stopped:
+                    self.stop(0.0)
+            self.ended = self.ended or event["ev"] in ("end", "error")
+            self.tell_master(**{**event, "worker": self.worker})
+        status = self.process.wait()
+        if not self.ended:
+            self.ended = True
+            self.tell_master(ev="lost", message=f"the sender ended with status {status}")
+
+    def tell_master(self, **event: Any) -> None:
+        self.runner.send_message(EVENT, {"worker": self.worker, **event})
+
+    def hang_up(self) -> None:
+        """The parent is gone: close the sender's stdin, which means stop now, and wait for its last rows."""
+        self._commands.close()
+        try:
+            self.process.wait(timeout=LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def _count(self, progress: dict[str, Any]) -> None:
+        """Bring Locust's own counts up to date, for its web page; its times are not used."""
+        stats = self.runner.stats
+        for _ in range(progress["done"] - self._counted):
+            stats.log_request(*STAT, None, 0)  # type: ignore[arg-type]  # None: no time of its own
+        self._counted = progress["done"]
+        for reason, count in progress["errors"].items():
+            for _ in range(count - self._failures.get(reason, 0)):
+                stats.log_error(*STAT, reason)
+            self._failures[reason] = count
+
+
+_sender: Sender | None = None
+
+
+class Control(User):
+    """The one user of a worker."""
+
+    @task
+    def drive(self) -> None:
+        global _sender
+        runner = self.environment.runner
+        if _sender is not None or runner.worker_index >= int(os.environ["TAILSPAN_WORKERS"]):
+            raise StopUser  # Locust spawns again when it rebalances: a second sender would send everything twice
+        _sender = Sender(runner, runner.worker_index)
+        _sender.relay()
+        raise StopUser
+
+
+class Master:
+    """The master's side: who is ready, the common zero, and the pipe to the parent."""
+
+    def __init__(self, environment: Environment, runner: MasterRunner) -> None:
+        self.environment = environment
+        self.runner = runner
+        self.events_fd = int(os.environ["TAILSPAN_EVENTS_FD"])
+        self.workers = int(os.environ["TAILSPAN_WORKERS"])
+        self.grace_s = float(os.environ["TAILSPAN_GRACE_S"])
+        self.ready: set[int] = set()
+        self.quitting = False
+        runner.register_message(EVENT, self.on_event)
+        environment.events.test_stopping.add_listener(self.on_stopping)  # type: ignore[no-untyped-call]
+
+    def tell_parent(self, **event: Any) -> None:
+        """One JSON line; a parent that is gone is noticed on stdin."""
+        try:
+            os.write(self.events_fd, json.dumps(event).encode() + b"\n")
+        except OSError:
+            return
+
+    def on_event(self, environment: Environment, msg: Message) -> None:
+        self.tell_parent(**msg.data)
+        if msg.data["ev"] == "ready":
+            self.ready.add(msg.data["worker"])
+            if len(self.ready) == self.workers:
+                zero = time.monotonic_ns() + START_MARGIN_NS
+                self.tell_parent(
+                    ev="started", zero_monotonic_ns=zero, zero_unix_ns=time.time_ns() + zero - time.monotonic_ns()
+                )
+                self.runner.send_message(COMMAND, {"cmd": "start", "zero_monotonic_ns": zero})
+
+    def on_stopping(self, environment: Environment) -> None:
+        """The stop button of the web page."""
+        if not self.quitting:
+            self.tell_parent(ev="stopping")
+            self.runner.send_message(COMMAND, {"cmd": "stop", "grace_s": self.grace_s})
+
+    def obey_parent(self) -> None:
+        """Greenlet: commands of the parent until it says quit or is gone."""
+        rest = b""
+        while True:
+            data = gevent.os.nb_read(0, 65536)
+            if not data:
+                os._exit(1)  # the parent is gone and its workers see the same: nothing is left to write here
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                command = json.loads(line)
+                if command["cmd"] == "quit":
+                    self.quitting = True
+                    self.runner.quit()
+                else:
+                    self.runner.send_message(COMMAND, command)
+
+
+def watch_parent() -> None:
+    """Greenlet of a worker: end with the parent, whatever else goes on."""
+    while gevent.os.nb_read(0, 4096):
+        continue
+    if _sender is not None and not _sender.ended:
+        _sender.hang_up()
+    os._exit(1)  # Locust's own way out waits for a master that may be gone as well
+
+
+def on_command(environment: Environment, msg: Message) -> None:
+    """A worker hears the master's command for its sender."""
+    if _sender is None:
+        return
+    if msg.data["cmd"] == "stop":
+        _sender.stop(msg.data["grace_s"])
+    else:
+        _sender.command(**msg.data)
+
+
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def on_init(environment: Environment, runner: Any, **_: Any) -> None:
+    """Set up this process by its role."""
+    gevent.os.make_nonblocking(0)
+    if isinstance(runner, MasterRunner):
+        gevent.spawn(Master(environment, runner).obey_parent)
+    elif isinstance(runner, WorkerRunner):
+        runner.register_message(COMMAND, on_command)
+        gevent.spawn(watch_parent)

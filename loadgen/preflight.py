@@ -1,0 +1,73 @@
+"""A look at the targets before the run: are they there, what model do they serve, how long is its context?
+
+A target that does not answer is a line for the user, never an error: measuring a dead server is a legitimate run.
+All questions are asked with short limits and without the proxies of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+TIMEOUT_S: Final = 3.0
+LIMIT: Final = 4 << 20  # bytes of an answer
+
+_opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one target said of itself.  max_context: tokens of prompt and answer; None: it did not say."""
+
+    url: str
+    reachable: bool
+    ready: bool | None
+    models: tuple[str, ...]
+    max_context: int | None
+    detail: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "models": list(self.models)}
+
+
+def get(url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
+    """Status and body (at most LIMIT bytes) of a GET.  Raises OSError where there is no answer."""
+    try:
+        with _opener.open(urllib.request.Request(url, headers=dict(headers)), timeout=timeout_s) as answer:
+            return int(answer.status), bytes(answer.read(LIMIT))
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(LIMIT)
+
+
+def look(url: str, headers: Mapping[str, str]) -> Target:
+    """Ask one target for its models and its health."""
+    try:
+        status, body = get(f"{url}/v1/models", headers)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        return Target(url, False, None, (), None, f"no answer ({reason})")
+    models, context = _models(body) if status == 200 else ((), None)
+    detail = f"answers {status} to /v1/models" if status != 200 else f"serves {', '.join(models) or 'no named model'}"
+    try:
+        ready: bool | None = {200: True, 503: False}.get(get(f"{url}/health/ready", headers)[0])
+    except (OSError, ValueError):
+        ready = None
+    if ready is False:
+        detail += ", not ready yet"
+    return Target(url, True, ready, models, context, detail)
+
+
+def _models(body: bytes) -> tuple[tuple[str, ...], int | None]:
+    """Model ids of an OpenAI model list, and the smallest max_model_len among them (vLLM's extension)."""
+    try:
+        entries = [entry for entry in json.loads(body)["data"] if isinstance(entry, dict)]
+    except (ValueError, KeyError, TypeError):
+        return (), None
+    ids = tuple(entry["id"] for entry in entries if isinstance(entry.get("id"), str))
+    limits = [entry["max_model_len"] for entry in entries if isinstance(entry.get("max_model_len"), int)]
+    return ids, min(limits, default=None)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from telemetry.summary import format_share
+
 STYLE: Final = """
 <style>
 .stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem; max-width: 1240px; }
@@ -74,7 +76,7 @@ def verdict(sentence: str, also: str, colour: str) -> str:
 def tiles(items: Iterable[Tile]) -> str:
     cells = []
     for item in items:
-        share = "" if item.share is None else f'<span class="ts-share">{item.share:.1%}</span>'
+        share = "" if item.share is None else f'<span class="ts-share">{format_share(item.share)}</span>'
         cells.append(
             f'<div class="ts-tile" style="--ts-colour:{escape(item.colour)}" data-testid="tile-{escape(item.name)}">'
             f'<div class="ts-name">{escape(item.name)}</div>'

@@ -233,6 +233,8 @@ class Connection(asyncio.Protocol):
         if not self._in_body:
             self._headers = {}  # an interim 1xx answer; the real one follows
             return
+        if self._read_whole:
+            return
         self._read_whole = True
         self._keep = self._parser.should_keep_alive() and not self._until_eof
 

@@ -160,6 +160,8 @@ class Stub:
                     break
         except ConnectionError:
             self.lost.append(number)
+        except asyncio.CancelledError:
+            return  # the stub stops
         finally:
             self._tasks.discard(task)
             writer.close()

@@ -49,25 +49,34 @@ def fetch(
         urllib.request.ProxyHandler(proxies),
         urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=cafile)),
     )
-    failures = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        if before > size:
+    have = part.stat().st_size if part.exists() else 0
+    if have > size:  # left by another version of the file
+        part.unlink()
+        have = 0
+    most, failures = have, 0
+    while have != size:
+        on_bytes(have)
+        problem = _go_on(opener, url, part, have, size, on_bytes)
+        have = part.stat().st_size if part.exists() else 0
+        if have > size:
             part.unlink()
-            before = 0
-        on_bytes(before)
-        problem = "" if before == size else _go_on(opener, url, part, before, size, on_bytes)
-        after = part.stat().st_size if part.exists() else 0
-        if after == size:
+            raise UserError(
+                f"the file is larger than the {size} bytes expected",
+                where=url,
+                remedy="check the package index settings",
+            )
+        failures = 0 if have > most else failures + 1
+        most = max(most, have)
+        if have == size:
             break
-        failures = 0 if after > before else failures + 1
         if failures > len(backoff):
             raise UserError(
-                f"stopped at {after / 1e6:.1f} of {size / 1e6:.1f} MB: {problem or 'the connection was closed'}",
+                f"stopped at {have / 1e6:.1f} of {size / 1e6:.1f} MB: {problem or 'the connection was closed'}",
                 where=url,
                 remedy="check the network and run the same command again: it goes on from there",
             )
         time.sleep(backoff[failures - 1] if failures else 0.0)
+    on_bytes(size)
     found = sha256_of(part)
     if found != sha256:
         part.unlink()

@@ -25,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Replay a real arrival trace against an LLM server; every request gets one verdict: good, late, wrong or dropped.",
+    help="Replay a real arrival trace against an LLM server: every request is good, late, wrong or dropped.",
 )
 app.command("demo")(demo_command)
 app.command("run")(run_command)

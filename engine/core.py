@@ -24,6 +24,8 @@ import torch
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
+from engine.native.build import NoCompiler
+from engine.native.runner import NativeRunner, fits
 from engine.phase_clock import PhaseClock
 from engine.request import (
     ABORT,
@@ -37,6 +39,7 @@ from engine.request import (
     RequestTooLong,
     SamplingParams,
 )
+from engine.runner_cpu import CpuRunner
 from engine.sampling import sample
 from engine.scheduler import Plan, Scheduler, Slice
 from engine.steplog import StepLog, StepRecord
@@ -374,15 +377,25 @@ class Engine:
 
 def build(config: EngineConfig, model: LoadedModel) -> Engine:
     """An engine on the CPU, warm: the first request meets no cold code."""
-    from engine.runner_cpu import CpuRunner
-
-    runner = CpuRunner(model, config)
+    runner = _cpu_runner(config, model)
     engine = Engine(config, model, runner)
     seconds = runner.warm_up(lambda n: _warm_slices(engine, n))
     gc.collect()
     gc.freeze()  # the model and its tables live for ever: the collector need not walk them in a step
-    log.info("warm-up took %.2f s", seconds)
+    log.info("forward: %s, %s, %d threads; warm-up took %.2f s", runner.name, runner.dtype, runner.threads, seconds)
     return engine
+
+
+def _cpu_runner(config: EngineConfig, model: LoadedModel) -> NativeRunner | CpuRunner:
+    """The forward in C where it can be had, else in torch, which says why."""
+    reason = fits(model)
+    if reason is None:
+        try:
+            return NativeRunner(model, config)
+        except NoCompiler as error:
+            reason = str(error)
+    log.warning("the forward runs in torch, which is slower: %s", reason)
+    return CpuRunner(model, config)
 
 
 def _warm_slices(engine: Engine, n: int) -> list[Slice]:

@@ -88,8 +88,8 @@ class RequestTooLong(Refusal):
 
     def __init__(self, prompt_tokens: int, max_tokens: int, max_context: int) -> None:
         super().__init__(
-            f"This model's maximum context length is {max_context} tokens. However, you requested {prompt_tokens} tokens "
-            f"in the prompt and {max_tokens} tokens of output. Please reduce the length of either."
+            f"This model's maximum context length is {max_context} tokens. However, you requested {prompt_tokens} "
+            f"tokens in the prompt and {max_tokens} tokens of output. Please reduce the length of either."
         )
         self.prompt_tokens, self.max_tokens, self.max_context = prompt_tokens, max_tokens, max_context
 

@@ -36,7 +36,7 @@ class CpuRunner:
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         shape = model.shape
         self.shape, self.config = shape, config
-        self.threads = config.threads or os.cpu_count() or 1
+        self.threads = cpu_threads(config)
         torch.set_num_threads(self.threads)
         self.dtype = (
             _choose_dtype(shape)
@@ -46,7 +46,7 @@ class CpuRunner:
         self.max_context = min(config.max_context or shape.max_context, shape.max_context)
         self._cos, self._sin = rope_tables(shape, self.max_context)
         self._load(model)
-        self.kv_blocks = config.kv_blocks or self._blocks_from_memory()
+        self.kv_blocks = config.kv_blocks or kv_blocks_from_memory(shape, config, self.dtype)
         slots = self.kv_blocks * config.block_size
         width = shape.n_kv_heads * shape.head_dim
         # never zeroed: a page is written before it is read, and the memory is only taken as pages are used
@@ -76,11 +76,6 @@ class CpuRunner:
                 )
             )
 
-    def _blocks_from_memory(self) -> int:
-        per_token = self.shape.kv_bytes_per_token(self.dtype.itemsize)
-        tokens = min(int(psutil.virtual_memory().available * _KV_SHARE) // per_token, _KV_TOKENS)
-        return max(1, tokens // self.config.block_size)
-
     @torch.inference_mode()
     def forward(self, slices: Sequence[Slice]) -> torch.Tensor:
         """Compute the slices (decodes first) and write their KV; logits for those with ``sample``, in order."""
@@ -91,7 +86,7 @@ class CpuRunner:
         q_width, kv_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
         for layer, (norm1, w_qkv, w_o, norm2, w_gate_up, w_down) in enumerate(self._layers):
             qkv = F.linear(F.rms_norm(hidden, (shape.hidden,), norm1, eps), w_qkv)
-            q, k, v = torch.split(qkv, (q_width, kv_width, kv_width), dim=-1)
+            q, k, v = torch.split(qkv, [q_width, kv_width, kv_width], dim=-1)
             q = rotate(q.view(-1, shape.n_heads, shape.head_dim), cos, sin)
             k = rotate(k.view(-1, shape.n_kv_heads, shape.head_dim), cos, sin)
             self._keys[layer].index_copy_(0, step.slots, k.reshape(-1, kv_width))
@@ -178,6 +173,20 @@ class _Step:
             self.decode_mask = torch.zeros(len(contexts), 1, 1, longest).masked_fill_(
                 hidden[:, None, None, :], float("-inf")
             )
+
+
+def cpu_threads(config: EngineConfig) -> int:
+    """Threads of the forward: as configured, else one for each processor this process may use."""
+    if config.threads is not None:
+        return config.threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def kv_blocks_from_memory(shape: ModelShape, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Pages that a share of the free memory holds, and no more than a CPU can make use of."""
+    per_token = shape.kv_bytes_per_token(dtype.itemsize)
+    tokens = min(int(psutil.virtual_memory().available * _KV_SHARE) // per_token, _KV_TOKENS)
+    return max(1, tokens // config.block_size)
 
 
 def _slots(blocks: Sequence[int], start: int, end: int, size: int) -> list[int]:

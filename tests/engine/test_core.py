@@ -113,7 +113,7 @@ def test_a_row_that_is_not_finite_fails_alone_and_is_not_cached(drive: Callable[
     forward = engine.engine.runner.forward
 
     def poisoned(slices: list[object]) -> torch.Tensor:
-        logits = forward(slices)
+        logits = forward(slices).clone()
         rows = [piece.request for piece in slices if piece.sample]
         logits[[i for i, request in enumerate(rows) if request is bad.request]] = float("nan")
         return logits

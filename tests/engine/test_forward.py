@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,7 @@ def logits_in_chunks(runner: CpuRunner, tokens: list[int], cuts: list[int]) -> t
     request = Request("r", tokens, SamplingParams(max_tokens=1), PhaseClock(0), lambda output: None)
     request.tokens, request.blocks = tokens, list(range(-(-len(tokens) // 16)))
     bounds = [0, *cuts, len(tokens)]
-    return torch.cat(
-        [runner.forward([Slice(request, a, b - a, True)]) for a, b in zip(bounds, bounds[1:], strict=False)]
-    )
+    return torch.cat([runner.forward([Slice(request, a, b - a, True)]) for a, b in itertools.pairwise(bounds)])
 
 
 def test_tiny_llama_agrees_with_transformers(tiny: LoadedModel) -> None:

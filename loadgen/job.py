@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-#: What text of the answers goes into the rows: none; only suspect answers, failed ones and canaries; all.
+#: What text of the answers is kept: none (it never reaches the disk); that of wrong answers and canaries (which these
+#: are is known when the parts of a bundle are compacted; until then the rows hold all); all.
 KEEP_TEXT: Final = ("none", "wrong", "all")
 
 
@@ -36,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class SendSettings:
-    """How every call of a worker is sent.  Timeouts are seconds after the actual send (connect: of connecting)."""
+    """How every call of a worker is sent.  Timeouts run from the start of work on a call; that of connecting, by itself."""
 
     targets: tuple[str, ...]  # base URLs, asked in turn by call index
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # may hold the API key

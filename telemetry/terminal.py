@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from rich import box
@@ -58,25 +57,19 @@ def render(summary: Summary) -> RenderableType:
 
 def render_list(rows: Sequence[tuple[str, Summary | str]]) -> RenderableType:
     """Runs, newest first: (run id, its summary or why it cannot be read)."""
-    table = _table("run", "started", "status", "trace", "n", "good", "run is", "SLO")
+    table = _table("run", "status", "trace", "n", "good", "run is", "SLO")
+    problems: list[RenderableType] = []
     for run_id, summary in rows:
         if isinstance(summary, str):
-            table.add_row(run_id, "", "unreadable", summary)
+            table.add_row(run_id, "unreadable")
+            problems.append(Text(f"{run_id}: {summary}", style="red"))
             continue
-        started = datetime.fromtimestamp(summary.created_unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M")
         good = "" if summary.goodput is None else format_share(summary.goodput)
-        verdict = "held" if summary.held else "broken"
+        slo = f"{summary.slo} {'held' if summary.held else 'broken'}"
         table.add_row(
-            run_id,
-            started,
-            summary.status,
-            summary.trace,
-            str(summary.attempted),
-            good,
-            summary.validity.verdict,
-            verdict,
+            run_id, summary.status, summary.trace, str(summary.attempted), good, summary.validity.verdict, slo
         )
-    return table
+    return Group(table, *problems)
 
 
 def _validity(summary: Summary) -> Text:
@@ -264,5 +257,5 @@ def _table(*headers: str, title: str | None = None, columns: Sequence[str] = ())
     )
     for place, header in enumerate((*headers, *columns)):
         right = (header.startswith("p") and header[1:2].isdigit()) or header in ("n", "share", "index", "at")
-        table.add_column(header, justify="right" if right else "left", no_wrap=place == 0)
+        table.add_column(header, justify="right" if right else "left", no_wrap=place < 2)
     return table

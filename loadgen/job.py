@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class SendSettings:
-    """How every call of a worker is sent.  Timeouts run from the start of work on a call; that of connecting, by itself."""
+    """How every call of a worker is sent.  Timeouts run from the start of work on a call (connecting: by itself)."""
 
     targets: tuple[str, ...]  # base URLs, asked in turn by call index
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # may hold the API key

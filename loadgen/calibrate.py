@@ -76,7 +76,7 @@ class Fit:
         if self.predicted > self.asked * 1.1:
             text += f"; the least load that makes {ENOUGH} requests is more, about {self.predicted:.0%}"
         elif self.predicted < self.asked * 0.9:
-            text += f"; the trace itself asks for less, about {self.predicted:.0%}"
+            text += f"; this trace and the context of the model ask for no more than about {self.predicted:.0%}"
         return text
 
 
@@ -156,7 +156,13 @@ def utilisation(schedule: Schedule, speed: Speed) -> float:
 
 
 def fit(
-    trace: Trace, asked: Transforms, speed: Speed, share: float, *, rate: float | None, length: float | None
+    trace: Trace,
+    asked: Transforms,
+    speed: Speed,
+    share: float,
+    *,
+    rate: float | None = None,
+    length: float | None = None,
 ) -> Fit:
     """Choose the scales for this share of the target.  rate, length: a scale that the user has fixed already."""
     if not 0 < share <= 20:

@@ -97,8 +97,7 @@ def read(path: Path) -> tuple[Rows, list[str]]:
                 column, value = COLUMNS[2], fields[output_at]
                 tokens_out = token_count(value)
             except BadValueError as bad:
-                half = not line.endswith(b"\n") and column == COLUMNS[0]
-                rows.drop("half_line" if half else str(bad), number, column, value)
+                rows.drop(str(bad), number, column, value)
                 continue
             rows.keep(stamp, tokens_in, tokens_out)
     return rows, notes

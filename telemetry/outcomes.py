@@ -199,10 +199,10 @@ def _hung(rows: pa.Table, stalls: Stalls) -> Bools:
     timed_out = np.flatnonzero(_true(pc.is_in(rows.column("error"), timeouts)) & _known(rows.column("end_s")))
     intended, end = _floats(rows, "intended_s"), _floats(rows, "end_s")
     targets = rows.column("target")
-    windows = {_host(target): spans for target, spans in stalls.items()}
+    windows = {host_of(target): spans for target, spans in stalls.items()}
     for row in timed_out:  # few: only requests that timed out
         half = (intended[row] + end[row]) / 2
-        for start, stop in windows.get(_host(targets[row].as_py() or ""), ()):
+        for start, stop in windows.get(host_of(targets[row].as_py() or ""), ()):
             if start <= half and stop >= end[row]:
                 hung[row] = True
     return hung
@@ -271,7 +271,8 @@ def _one_per_index(requests: pa.Table, scheduled: int) -> pa.Table:
     return requests.take(pa.array(first)).combine_chunks()
 
 
-def _host(url: str) -> str:
+def host_of(url: str) -> str:
+    """host:port of a URL: what the target of a row and the source of a scrape have in common."""
     return urlsplit(url).netloc or url
 
 

@@ -44,7 +44,7 @@ def make_bundle(
         scheduled=n,
         sampling_ratio=1.0,
         targets=[TARGET],
-        server={"build_info": {"version": "0.1.0", "model": "toy"}},
+        server={TARGET: {"url": TARGET, "models": ["toy"]}},
     )  # fmt: skip
     writers = [bundle.writer("requests", f"worker-{worker}") for worker in range(2)]
     for row in rows:
@@ -216,7 +216,7 @@ def _steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _series(rows: list[dict[str, Any]], duration_s: float) -> list[dict[str, Any]]:
-    samples = []
+    samples = [{"t_s": 0.0, "source": TARGET, "name": names.M_BUILD_INFO, "labels": "{}", "value": 1.0}]
     for second in range(math.ceil(duration_s) + 1):
         running = sum(1 for r in rows if r.get("finish_reason") and r["sent_s"] <= second < r["end_s"])
         tokens = sum(r["completion_tokens_reported"] for r in rows if r.get("finish_reason") and r["end_s"] <= second)

@@ -16,7 +16,7 @@ from telemetry.bundle import Bundle
 from telemetry.check import Finding, check
 from telemetry.commands import app
 from telemetry.schema import SCHEMA_VERSION
-from tests.bundles import answered_row, dropped_row, make_bundle, spans_of
+from tests.bundles import TARGET, answered_row, dropped_row, make_bundle, spans_of
 
 Rows = list[dict[str, Any]]
 
@@ -25,8 +25,11 @@ def failed(bundle: Bundle) -> dict[str, Finding]:
     return {finding.name: finding for finding in check(bundle, slo.load("demo")) if not finding.ok}
 
 
-def bundle_of(root: Path, rows: Rows, spans: Rows | None = None, **manifest: Any) -> Bundle:
-    bundle = Bundle.create(root, {}, scheduled=len(rows), server={"build_info": {"version": "1"}})
+def bundle_of(root: Path, rows: Rows, spans: Rows | None = None, *, ours: bool = True, **manifest: Any) -> Bundle:
+    bundle = Bundle.create(root, {}, scheduled=len(rows))
+    if ours:
+        with bundle.writer("series", "s") as writer:
+            writer.append({"t_s": 0.0, "source": TARGET + "/metrics", "name": names.M_BUILD_INFO, "value": 1.0})
     with bundle.writer("requests", "w") as writer:
         writer.append(rows)
     if spans is None:
@@ -110,8 +113,9 @@ def test_unanswered_rows_need_no_phases_but_a_client_span(tmp_path: Path) -> Non
 
 def test_other_servers_give_no_account(tmp_path: Path) -> None:
     blank = {"server_duration_s": None} | {f"phase_{name}_s": None for name in names.PHASES}
-    bundle = bundle_of(tmp_path, [answered_row(i, sampled=False, **blank) for i in range(3)], [], server={})
+    bundle = bundle_of(tmp_path, [answered_row(i, sampled=False, **blank) for i in range(3)], [], ours=False)
     assert failed(bundle) == {}
+    assert set(failed(bundle_of(tmp_path, [answered_row(0, sampled=False, **blank)], []))) == {"phases"}
     assert any("gives no account" in finding.message for finding in check(bundle, slo.load("demo")))
 
 

@@ -170,8 +170,8 @@ class Connection(asyncio.Protocol):
         self.heard = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError:
-            raise  # a fault of ours, not of the peer
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error  # noqa: B904 - a fault of ours, not of the peer: show it as it is
         except httptools.HttpParserError as error:
             self._fail(PROTOCOL, f"not HTTP/1.1: {error}")
         except httptools.HttpParserUpgrade:

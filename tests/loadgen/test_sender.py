@@ -562,3 +562,28 @@ def test_bad_input_is_told_with_its_remedy(tmp_path: Path) -> None:
         found = sender.prepare(tmp_path)  # there is no plan
         assert found["ev"] == "error" and "plan.json" in f"{found['where']} {found['message']}"
         assert sender.process.wait(10) == 1
+
+
+def test_a_fault_of_ours_ends_the_process_with_its_rows_written(tmp_path: Path) -> None:
+    broken = """
+from loadgen.stream import Answer
+feed = Answer.feed
+def fail_on_the_third(self, data, now_ns):
+    if b"Bang" in data:
+        raise RuntimeError("a bug")
+    feed(self, data, now_ns)
+Answer.feed = fail_on_the_third
+"""
+
+    def script(request: Request) -> list[Step]:
+        return answer("Bang" if request.json["n"] == 2 else "Aaaa")
+
+    with StubThread(script) as stub, Process("-c", broken + CHILD, stub.url, "1000") as sender:
+        sender.prepare(tmp_path)
+        sender.say("start", zero_monotonic_ns=time.monotonic_ns())
+        found = sender.hear(lambda event: event["ev"] != "progress")
+        assert found["ev"] == "error" and "a bug" in found["message"]
+        assert sender.process.wait(10) == 1
+    rows = rows_of(tmp_path)
+    assert {0, 1, 2} <= {row["index"] for row in rows}
+    assert {row["error"] for row in rows} <= {None, names.CUT_BY_END, names.STREAM_CUT}

@@ -208,10 +208,12 @@ async def _serve(options: ServeOptions, say: Callable[[str], None]) -> int:
 
 def load_engine(config: EngineConfig) -> Engine:
     """Model and engine, warm, not started.  Seconds of work; imports torch."""
-    from engine.core import build
     from models.store import load
 
-    return build(config, load(config.model))
+    model = load(config.model)  # a model that cannot be had is found before torch is imported
+    from engine.core import build
+
+    return build(config, model)
 
 
 def bind(host: str, port: int) -> socket.socket:

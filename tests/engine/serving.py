@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from engine.config import EngineConfig
-from engine.server.lifecycle import Server, ServeOptions
+from engine.server.lifecycle import ServeOptions, Server
 from engine.server.service import Limits
 
 WAIT_S = 30.0
@@ -33,12 +33,21 @@ def tiny_folder() -> Path:
 
 @asynccontextmanager
 async def serving(
-    *, folder: Path | None = None, otlp: str | None = None, limits: Limits | None = None, replica: str | None = "r1", **config: Any
+    *,
+    folder: Path | None = None,
+    otlp: str | None = None,
+    limits: Limits | None = None,
+    replica: str | None = "r1",
+    **config: Any,
 ) -> AsyncIterator[Server]:
     """A ready server on a free port; closed at the end."""
     settings: dict[str, Any] = {"threads": 1, "kv_blocks": 256, "dtype": "fp32", **config}
     options = ServeOptions(
-        EngineConfig(model=str(folder or tiny_folder()), **settings), port=0, replica=replica, otlp_endpoint=otlp, limits=limits or Limits()
+        EngineConfig(model=str(folder or tiny_folder()), **settings),
+        port=0,
+        replica=replica,
+        otlp_endpoint=otlp,
+        limits=limits or Limits(),
     )
     server = Server(options)
     try:

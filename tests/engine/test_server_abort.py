@@ -182,7 +182,7 @@ def test_gone_just_when_it_finished() -> None:
 
 
 def test_many_clients_that_come_and_go() -> None:
-    """Random drops on a small pool with preemptions: the books of server and engine balance, the others' text is right."""
+    """Random drops, a small pool, preemptions: the books balance, and the others' text is right."""
     import random
 
     async def go() -> None:

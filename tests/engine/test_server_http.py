@@ -57,8 +57,11 @@ def test_streamed_and_whole_say_the_same() -> None:
             # usage: the second found the first's prompt in the cache, but for the block that is not full
             prompt = whole["usage"]["prompt_tokens"]
             assert whole["usage"] == {
-                "prompt_tokens": prompt, "completion_tokens": 24, "total_tokens": prompt + 24, "prompt_tokens_details": {"cached_tokens": 0}
-            }  # fmt: skip
+                "prompt_tokens": prompt,
+                "completion_tokens": 24,
+                "total_tokens": prompt + 24,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            }
             used = chunks[-1]["usage"]
             assert used["prompt_tokens"] == prompt
             assert 0 < used["prompt_tokens_details"]["cached_tokens"] < prompt
@@ -96,7 +99,12 @@ def test_text_completion_streamed_and_whole() -> None:
             stream = await read_stream(await http.post("/v1/completions", json={**body, "stream": True}))
             assert whole["object"] == "text_completion"
             assert whole["choices"][0]["text"] == by_ids["choices"][0]["text"] == stream.text != ""
-            assert stream.chunks[-1]["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+            assert stream.chunks[-1]["choices"][0] == {
+                "index": 0,
+                "text": "",
+                "logprobs": None,
+                "finish_reason": "length",
+            }
 
     asyncio.run(go())
 
@@ -104,22 +112,34 @@ def test_text_completion_streamed_and_whole() -> None:
 def test_a_stop_string_across_tokens_is_never_seen() -> None:
     async def go() -> None:
         async with serving() as server, client(server) as http:
-            full = (await (await http.post("/v1/chat/completions", json=greedy())).json())["choices"][0]["message"]["content"]
+            full = (await (await http.post("/v1/chat/completions", json=greedy())).json())["choices"][0]["message"][
+                "content"
+            ]
             pieces = [
                 chunk["choices"][0]["delta"]["content"]
-                for chunk in (await read_stream(await http.post("/v1/chat/completions", json=greedy(stream=True)))).chunks[1:-1]
+                for chunk in (
+                    await read_stream(await http.post("/v1/chat/completions", json=greedy(stream=True)))
+                ).chunks[1:-1]
             ]
             # the end of one delta with the whole next one and the beginning of a third: a stop over three tokens
-            at = next(n for n in range(3, len(pieces) - 2) if all("\ufffd" not in piece and piece for piece in pieces[n : n + 3]))
+            at = next(
+                n
+                for n in range(3, len(pieces) - 2)
+                if all("\ufffd" not in piece and piece for piece in pieces[n : n + 3])
+            )
             stop = pieces[at][-1] + pieces[at + 1] + pieces[at + 2][:1]
             expected = full[: full.index(stop)]
             answer = await (await http.post("/v1/chat/completions", json=greedy(stop=stop))).json()
-            stream = await read_stream(await http.post("/v1/chat/completions", json=greedy(stream=True, stop=["\x00never", stop])))
+            stream = await read_stream(
+                await http.post("/v1/chat/completions", json=greedy(stream=True, stop=["\x00never", stop]))
+            )
             assert answer["choices"][0]["message"]["content"] == stream.text == expected
             assert answer["choices"][0]["finish_reason"] == "stop"
             assert stream.chunks[-1]["choices"][0]["finish_reason"] == "stop"
             # a stop that never completes: what was held back comes out at the end
-            held = await read_stream(await http.post("/v1/chat/completions", json=greedy(stream=True, stop=full[-2:] + "\x00")))
+            held = await read_stream(
+                await http.post("/v1/chat/completions", json=greedy(stream=True, stop=full[-2:] + "\x00"))
+            )
             assert held.text == full
 
     asyncio.run(go())
@@ -140,7 +160,9 @@ def test_errors_have_openais_shape_and_true_numbers() -> None:
     async def go() -> None:
         async with serving(limits=Limits(body=20_000), max_context=128, kv_blocks=6) as server, client(server) as http:
 
-            async def error(status: int, path: str = "/v1/chat/completions", method: str = "POST", **kwargs: Any) -> dict[str, Any]:
+            async def error(
+                status: int, path: str = "/v1/chat/completions", method: str = "POST", **kwargs: Any
+            ) -> dict[str, Any]:
                 answer = await http.request(method, path, **kwargs)
                 assert answer.status == status
                 body = await answer.json()
@@ -153,7 +175,11 @@ def test_errors_have_openais_shape_and_true_numbers() -> None:
             long = await error(400, json=greedy(max_tokens=200))
             assert long["code"] == "context_length_exceeded"
             assert long["param"] == "max_tokens"
-            assert f"{prompt} tokens" in long["message"] and "200 tokens" in long["message"] and "128 tokens" in long["message"]
+            assert (
+                f"{prompt} tokens" in long["message"]
+                and "200 tokens" in long["message"]
+                and "128 tokens" in long["message"]
+            )
             longer = await error(400, "/v1/completions", json={"model": "tiny", "prompt": [5] * 128})
             assert longer["code"] == "context_length_exceeded"
             assert "128 tokens in" in longer["message"]
@@ -313,7 +339,9 @@ def test_a_slow_reader_holds_up_nobody_else(tmp_path: Path) -> None:
             await loop.sock_connect(slow, (host, int(port)))
             asked = {"model": name, "prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
             body = json.dumps(asked).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
             await loop.sock_sendall(slow, head.encode() + body)
             await until(lambda: engine.stats().running == 1, "the slow one runs")
             other = await (await http.post("/v1/chat/completions", json=greedy(model=name))).json()

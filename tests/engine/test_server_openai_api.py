@@ -39,13 +39,36 @@ def test_defaults_are_openais() -> None:
 
 def test_every_supported_option_arrives() -> None:
     call = chat(
-        max_tokens=7, min_tokens=3, temperature=0, top_p=0.5, top_k=4, seed=-1, stop=["a", "b"], ignore_eos=True, stream=True,
-        stream_options={"include_usage": True}, user="u", n=1, stop_token_ids=[5],
-    )  # fmt: skip
+        max_tokens=7,
+        min_tokens=3,
+        temperature=0,
+        top_p=0.5,
+        top_k=4,
+        seed=-1,
+        stop=["a", "b"],
+        ignore_eos=True,
+        stream=True,
+        stream_options={"include_usage": True},
+        user="u",
+        n=1,
+        stop_token_ids=[5],
+    )
     assert call == Call(
-        chat=True, model="m", messages=HELLO, max_tokens=7, min_tokens=3, temperature=0.0, top_p=0.5, top_k=4, seed=-1,
-        stop=("a", "b"), stop_token_ids=(5,), ignore_eos=True, stream=True, include_usage=True,
-    )  # fmt: skip
+        chat=True,
+        model="m",
+        messages=HELLO,
+        max_tokens=7,
+        min_tokens=3,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=4,
+        seed=-1,
+        stop=("a", "b"),
+        stop_token_ids=(5,),
+        ignore_eos=True,
+        stream=True,
+        include_usage=True,
+    )
 
 
 def test_max_completion_tokens_is_the_newer_name() -> None:
@@ -58,16 +81,55 @@ def test_max_completion_tokens_is_the_newer_name() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", True), ("max_tokens", "5"), ("min_tokens", -1),
-        ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True), ("temperature", 10**400),
-        ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.0), ("seed", 2**63), ("seed", 1.0), ("seed", True),
-        ("stop", 5), ("stop", [""]), ("stop", ""), ("stop", ["x"] * 17), ("stop", [None]), ("stream", 1), ("stream", "yes"),
-        ("ignore_eos", 0), ("user", 5), ("stream_options", {"include_usage": True}), ("stop_token_ids", [-1]), ("n", 2), ("n", True),
-        ("n", "1"), ("logprobs", True), ("logprobs", 0), ("top_logprobs", 2), ("frequency_penalty", 0.1), ("presence_penalty", -1),
-        ("logit_bias", {"5": 1}), ("response_format", {"type": "json_object"}), ("tools", [{}]), ("tool_choice", "required"),
-        ("echo", True), ("best_of", 2), ("min_p", 0.1), ("suffix", "x"), ("store", True), ("frobnicate", 1), ("frobnicate", None),
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", "5"),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("temperature", 10**400),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.0),
+        ("seed", 2**63),
+        ("seed", 1.0),
+        ("seed", True),
+        ("stop", 5),
+        ("stop", [""]),
+        ("stop", ""),
+        ("stop", ["x"] * 17),
+        ("stop", [None]),
+        ("stream", 1),
+        ("stream", "yes"),
+        ("ignore_eos", 0),
+        ("user", 5),
+        ("stream_options", {"include_usage": True}),
+        ("stop_token_ids", [-1]),
+        ("n", 2),
+        ("n", True),
+        ("n", "1"),
+        ("logprobs", True),
+        ("logprobs", 0),
+        ("top_logprobs", 2),
+        ("frequency_penalty", 0.1),
+        ("presence_penalty", -1),
+        ("logit_bias", {"5": 1}),
+        ("response_format", {"type": "json_object"}),
+        ("tools", [{}]),
+        ("tool_choice", "required"),
+        ("echo", True),
+        ("best_of", 2),
+        ("min_p", 0.1),
+        ("suffix", "x"),
+        ("store", True),
+        ("frobnicate", 1),
+        ("frobnicate", None),
     ],
-)  # fmt: skip
+)
 def test_a_bad_or_unsupported_option_is_named(option: str, value: Any) -> None:
     error = refusal(chat, **{option: value})
     assert error.status == 400
@@ -98,15 +160,22 @@ def test_content_as_text_parts_is_joined() -> None:
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([], "messages"), ("hello", "messages"), ([5], "messages[0]"), ([{"role": "tool", "content": "x"}], "messages[0].role"),
-        ([{"content": "x"}], "messages[0].role"), ([{"role": "user"}], "messages[0].content"),
+        ([], "messages"),
+        ("hello", "messages"),
+        ([5], "messages[0]"),
+        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
-        ([*HELLO, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[1].content[0].type"),
+        (
+            [*HELLO, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "messages[1].content[0].type",
+        ),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": "x", "name": "bob"}], "messages[0].name"),
         ([{"role": "user", "content": "\ud800"}], "messages[0].content"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_message_is_named_by_its_place(messages: Any, param: str) -> None:
     assert refusal(chat, messages=messages).param == param
 
@@ -125,7 +194,9 @@ def test_prompts() -> None:
     assert refusal(lambda: parse_completion({"model": "m"})).code == "missing_required_parameter"
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"\xff", b"NaN", b'{"a": Infinity}', b"[" * 100_000, b'{"a":' * 100_000])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b'"x"', b"\xff", b"NaN", b'{"a": Infinity}', b"[" * 100_000, b'{"a":' * 100_000]
+)
 def test_a_body_that_is_no_json_object(raw: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_json(raw)
@@ -135,7 +206,12 @@ def test_a_body_that_is_no_json_object(raw: bytes) -> None:
 def test_tokenize_takes_a_prompt_or_messages() -> None:
     assert parse_tokenize({"prompt": "x"}).prompt == "x"
     assert parse_tokenize({"messages": HELLO, "add_generation_prompt": False}).add_generation_prompt is False
-    for body in ({}, {"prompt": "x", "messages": HELLO}, {"prompt": "x", "add_special_tokens": True}, {"prompt": "x", "nix": 1}):
+    for body in (
+        {},
+        {"prompt": "x", "messages": HELLO},
+        {"prompt": "x", "add_special_tokens": True},
+        {"prompt": "x", "nix": 1},
+    ):
         with pytest.raises(ApiError):
             parse_tokenize(body)
 
@@ -145,7 +221,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-options = st.sampled_from(["messages", "prompt", "max_tokens", "temperature", "stop", "stream", "stream_options", "seed", *NEUTRAL, "x"])
+options = st.sampled_from(
+    ["messages", "prompt", "max_tokens", "temperature", "stop", "stream", "stream_options", "seed", *NEUTRAL, "x"]
+)
 
 
 @settings(max_examples=300, deadline=None)

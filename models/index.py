@@ -81,6 +81,7 @@ def find_wheel(package: str, wheel: str) -> list[str]:
 
 def _reason(line: str) -> str:
     """pip's line about an unreachable index without the Python objects in it."""
+    line = line.removesuffix(" - skipping")
     url, reason = re.search(r"(?:https?|file)://[^\s,]+", line), re.search(r"\[Errno -?\d+\] ([^'\")]+)", line)
     return f"{url.group().rstrip(':')}: {reason.group(1)}" if url and reason else line[:300]
 

@@ -45,7 +45,7 @@ def _first_run(root: Path) -> None:
     """An empty installation says how to make a first run."""
     st.title("No run yet")
     st.markdown(f"tailspan looked for runs in `{root.resolve()}` and found none. Make the first one in a terminal:")
-    st.code("make demo", language="bash")
+    st.code("tailspan demo     # in a fresh clone: make demo", language="bash")
     st.markdown(
         "It downloads a small model (93 MB, once), starts an LLM server with it on this machine, replays a minute of a "
         "real arrival trace against it, and gives every request one verdict: good, late, wrong or dropped. "
@@ -53,7 +53,7 @@ def _first_run(root: Path) -> None:
     )
     st.code("tailspan run --trace azure-2023-conv --target http://HOST:PORT --slo chat", language="bash")
     st.markdown("Runs kept elsewhere? Set `TAILSPAN_RUNS` to their folder and start the page again.")
-    st.button("Look again", type="primary")
+    st.button("Look again")
 
 
 def _choose(choices: dict[str, Path]) -> Path:
@@ -111,7 +111,11 @@ def _run(path: Path) -> None:
 def _verdict(view: View) -> None:
     summary = view.summary
     st.html(markup.head(_when(summary.run_id), summary.trace, f"SLO {summary.slo}"))
-    st.html(markup.verdict(summary.sentence, words.validity(view), words.colour(view)))
+    trusted, whether = words.is_final(view), words.validity(view)
+    first, second = (
+        (summary.sentence, whether) if trusted else (whether, f"Of those requests alone: {summary.sentence}")
+    )
+    st.html(markup.verdict(first, second, words.colour(view)))
     if view.running and not view.writer_alive:
         st.warning("The process that wrote this run has gone. Bring back what it left and close the run:")
         st.code(f"tailspan runs check {summary.run_id} --repair", language="bash")
@@ -124,6 +128,9 @@ def _over_time(view: View) -> None:
     present = [label for label in names.LABELS if view.summary.labels[label]]
     st.html(markup.legend({label: palette.LABEL_COLOURS[label] for label in present}))
     st.altair_chart(charts.outcomes_over_load(view.outcomes, view.load, view.bin_s), width="stretch")
+    absent = view.summary.attempted - view.rows_so_far
+    if absent > 0:
+        st.caption(f"{absent:,} requests left no row, so they are counted above and have no place in time.")
     if view.summary.overload:
         st.info(view.summary.overload)
 

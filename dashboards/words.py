@@ -45,9 +45,14 @@ def validity(view: View) -> str:
     return f"The run is {run.verdict} and gives no verdict on the server: {'; '.join(run.reasons)}."
 
 
+def is_final(view: View) -> bool:
+    """Whether the figures are a verdict on the server: the run is over and valid."""
+    return not view.running and view.summary.validity.verdict == names.VALID
+
+
 def colour(view: View) -> str:
     """Of the verdict: blue held, vermilion broken, grey when the run allows no verdict."""
-    if view.running or view.summary.validity.verdict != names.VALID:
+    if not is_final(view):
         return LABEL_COLOURS[names.INVALID]
     return LABEL_COLOURS[names.GOOD if view.summary.held else names.DROPPED]
 
@@ -58,7 +63,7 @@ def tiles(summary: Summary) -> Iterator[Tile]:
         count = summary.labels[label]
         share = count / summary.attempted if summary.attempted else None
         why = " · ".join(f"{reason_words(reason)} {n}" for reason, n in summary.reasons[label].items())
-        if label == names.GOOD:
+        if label == names.GOOD and count:
             why = f"{summary.verified} verified" if summary.verified else "unverified: no answer was checked in depth"
         yield Tile(label, count, share, LABEL_COLOURS[label], why)
 

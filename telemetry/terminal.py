@@ -86,7 +86,7 @@ def _validity(summary: Summary) -> Text:
             f", lag p99 {format_seconds(float(lag))} (bound {format_seconds(float(figures['lag_bound_s'] or 0))})"
         )
     if (cpu := figures["cpu_ratio"]) is not None:
-        line.append(f", sender {100 * float(cpu):.0f} % of a core")
+        line.append(f", sender CPU {100 * float(cpu):.0f} %")
     for reason in run.reasons:
         line.append(f"\n  {reason}", style="red")
     return line
@@ -165,12 +165,11 @@ class _Unit:
 
 def _footnotes(rows: Sequence[Latency]) -> list[Text]:
     notes = []
-    for at, one in enumerate(rows[0].scheduled):
-        fewest = min((row.scheduled[at].n for row in rows if row.scheduled[at].n), default=0)
-        if fewest and any(not row.scheduled[at].certified for row in rows if row.scheduled[at].n):
-            notes.append(
-                Text(f"* cannot certify p{one.p:g}: n = {fewest}, {needed_to_certify(one.p)} needed", style="dim")
-            )
+    weak = [one for row in rows for one in row.scheduled if one.n and not one.certified]
+    if weak:
+        ps = sorted({one.p for one in weak})
+        shown, needed = ", ".join(f"p{p:g}" for p in ps), ", ".join(str(needed_to_certify(p)) for p in ps)
+        notes.append(Text(f"* cannot certify {shown}: n = {min(one.n for one in weak)}, {needed} needed", style="dim"))
     dropped = rows[-1].scheduled[0].dropped
     if dropped:
         notes.append(Text(f"{dropped} dropped requests count as infinitely slow", style="dim"))

@@ -50,6 +50,9 @@ def serve_command(
         raise UserError(f"{log_level!r} is no log level", where="--log-level", remedy=f"one of {', '.join(LOG_LEVELS)}")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     lower_priority(nice)
+    # Between two parts of a step OpenMP's threads spin for milliseconds by default; on cores that others want as well
+    # that is time the waited-for thread does not get.  Read once, when torch loads the library.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from engine.config import EngineConfig
     from engine.server.lifecycle import ServeOptions, serve
     from engine.server.service import Limits

@@ -195,21 +195,9 @@ def _slots(blocks: Sequence[int], start: int, end: int, size: int) -> list[int]:
 
 
 def rope_tables(shape: ModelShape, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each [length, head size / 2] float32 (RoPE, arXiv 2104.09864; llama3 scaling as published)."""
-    half = shape.head_dim // 2
-    freq = shape.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    scaling = shape.rope_scaling
-    if scaling is not None:
-        factor, low, high = (
-            float(scaling["factor"]),
-            float(scaling["low_freq_factor"]),
-            float(scaling["high_freq_factor"]),
-        )
-        old = float(scaling["original_max_position_embeddings"])
-        wave = 2 * math.pi / freq
-        smooth = ((old / wave - low) / (high - low)).clamp(0, 1)
-        freq = (1 - smooth) * freq / factor + smooth * freq
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * freq[None, :]
+    """cos and sin of every position, each [length, head size / 2] float32 (frequencies: ``ModelShape``)."""
+    frequency = torch.tensor(shape.inverse_frequencies(), dtype=torch.float64)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency[None, :]
     return angle.cos().float(), angle.sin().float()
 
 

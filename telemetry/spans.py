@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,7 +27,7 @@ from telemetry import names
 
 TRACES_PATH: Final = "/v1/traces"
 EXPORT_TIMEOUT_S: Final = 2.0  # of one batch; a refused connection gives up at once or after one retry
-PAUSE_S: Final = 1.0
+QUEUE: Final = 16_384  # finished spans that may wait while a collector is slow or restarts
 BATCH: Final = 512  # spans in one export
 DELAY_MS: Final = 500  # how long a finished span may wait for company
 SCOPE: Final = InstrumentationScope("tailspan", schema_url="")
@@ -42,30 +41,28 @@ _EXPORT_LOGGERS: Final = (
 
 
 class CountingExporter(SpanExporter):
-    """Passes batches on and counts what arrived and what did not; thread-safe.
-
-    After a failure, batches of the next ``PAUSE_S`` are dropped untried: a retry per batch would fill the queue.
-    """
+    """Passes batches on and counts what arrived and what did not; thread-safe."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
         self._lock = threading.Lock()
-        self._paused_until = 0.0
         self.exported = 0
         self.dropped = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send one batch; a failure only counts."""
-        result = SpanExportResult.FAILURE
-        if time.monotonic() >= self._paused_until:
-            result = self._inner.export(spans)
+        """Send one batch, trying again for EXPORT_TIMEOUT_S; a failure only counts."""
+        result = self._inner.export(spans)
         with self._lock:
             if result is SpanExportResult.SUCCESS:
                 self.exported += len(spans)
-            else:
-                self.dropped += len(spans)
-                self._paused_until = max(self._paused_until, time.monotonic() + PAUSE_S)
+        if result is not SpanExportResult.SUCCESS:
+            self.drop(len(spans))
         return result
+
+    def drop(self, spans: int) -> None:
+        """Count spans that are not even tried."""
+        with self._lock:
+            self.dropped += spans
 
     def shutdown(self) -> None:
         """Close the connection; an export that waits for a retry gives up."""
@@ -83,7 +80,9 @@ class SpanProvider(TracerProvider):
         super().__init__(sampler=ParentBased(TraceIdRatioBased(ratio)), resource=resource, shutdown_on_exit=False)
         self.exporter = exporter
         self.add_span_processor(
-            BatchSpanProcessor(exporter, schedule_delay_millis=DELAY_MS, max_export_batch_size=BATCH)
+            BatchSpanProcessor(
+                exporter, max_queue_size=QUEUE, schedule_delay_millis=DELAY_MS, max_export_batch_size=BATCH
+            )
         )
         self._closed = False
 
@@ -144,17 +143,25 @@ def emit_client_spans(rows: Iterable[Mapping[str, Any]], manifest: Mapping[str, 
     run_id = str(manifest.get("run_id", ""))
     ids = RandomIdGenerator()
     batch: list[ReadableSpan] = []
-    count = 0
+    count, reachable = 0, True
+
+    def send() -> None:
+        nonlocal count, reachable
+        if reachable:  # a collector that took no batch takes no further one: each try costs seconds
+            reachable = provider.exporter.export(batch) is SpanExportResult.SUCCESS
+        else:
+            provider.exporter.drop(len(batch))
+        count += len(batch)
+        batch.clear()
+
     for row in rows:
         if not row.get("sampled") or not row.get("trace_id") or not row.get("span_id"):
             continue
         batch.extend(_client_tree(row, zero, run_id, provider.resource, ids))
         if len(batch) >= BATCH:
-            provider.exporter.export(batch)
-            count, batch = count + len(batch), []
+            send()
     if batch:
-        provider.exporter.export(batch)
-        count += len(batch)
+        send()
     return count
 
 

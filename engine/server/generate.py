@@ -193,7 +193,7 @@ def refused(service: Service, call: Call, refusal: Refusal) -> ApiError:
             param = call.max_tokens_param
         return bad(str(refusal), param, "context_length_exceeded")
     if isinstance(refusal, NeverFits):
-        return bad(str(refusal), param, "kv_capacity_exceeded")
+        return bad(str(refusal), param, names.KV_OOM)
     return bad(str(refusal), param)
 
 

@@ -184,7 +184,7 @@ def test_errors_have_openais_shape_and_true_numbers() -> None:
             assert longer["code"] == "context_length_exceeded"
             assert "128 tokens in" in longer["message"]
             never = await error(400, "/v1/completions", json={"model": "tiny", "prompt": [5] * 100, "max_tokens": 1})
-            assert never["code"] == "kv_capacity_exceeded"
+            assert never["code"] == "kv_oom"
             assert "101 tokens" in never["message"] and "96" in never["message"]
             assert (await error(400, "/v1/completions", json={"model": "tiny", "prompt": [512]}))["param"] == "prompt"
             assert (await error(400, "/v1/completions", json={"model": "tiny", "prompt": ""}))["param"] == "prompt"

@@ -243,6 +243,27 @@ def test_a_failed_client_span_says_why(receiver: Receiver) -> None:
     assert [span["name"] for span in children] == ["client_wait", "connect"]
 
 
+def test_client_spans_for_nobody_are_counted_without_a_try_each() -> None:
+    provider = tracer_provider("tailspan-loadgen", f"http://127.0.0.1:{free_port()}")
+    began = time.monotonic()
+    assert emit_client_spans([client_row()] * 2000, MANIFEST, provider) == 12_000
+    assert time.monotonic() - began < 10  # 24 batches, one of them tried
+    assert (provider.exported, provider.dropped) == (0, 12_000)
+    provider.close()
+
+
+def test_a_collector_that_starts_late_gets_the_spans(tmp_path: Path) -> None:
+    port = free_port()
+    provider = tracer_provider("svc", f"http://127.0.0.1:{port}")
+    provider.get_tracer("t").start_span("early").end()
+    flushing = threading.Thread(target=provider.flush, args=(5.0,))
+    flushing.start()
+    with Receiver(tmp_path, port=port) as receiver:
+        flushing.join()
+        assert (provider.exported, provider.dropped, receiver.spans) == (1, 0, 1)
+    provider.close()
+
+
 @pytest.mark.parametrize(
     ("missing", "expected"),
     [

@@ -176,4 +176,7 @@ M_CLIENT_CPU: Final = "tailspan_client_cpu_ratio"
 M_CLIENT_INFLIGHT: Final = "tailspan_client_inflight"
 
 #: 50 us .. 120 s, eight buckets a decade (vLLM's start at 10 ms, so its p99 of anything faster is an artefact).
-SECONDS_BUCKETS: Final = tuple(round(5e-5 * 10 ** (k / 8), 9) for k in range(52) if 5e-5 * 10 ** (k / 8) < 120) + (120.0,)
+SECONDS_BUCKETS: Final = (
+    *(round(5e-5 * 10 ** (k / 8), 9) for k in range(52) if 5e-5 * 10 ** (k / 8) < 120),
+    120.0,
+)

@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench clean
+.PHONY: help demo test lint lock bench accept accept-demo clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,6 +38,16 @@ lint: $(VENV)/.run ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy tailspan.py
+
+bench: $(VENV)/.run ## the CPU forward beside its floor and beside plain torch, about 2 minutes
+	@echo "== about 2 minutes; quiet the machine first"
+	@$(BIN)/python -m benchmarks.forward
+
+accept: accept-demo ## the long checks, one target each; results are kept in docs/accept.md
+
+DEMOS ?= 20
+accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
+	@$(BIN)/python -m benchmarks.accept_demo --runs $(DEMOS)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

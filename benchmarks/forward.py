@@ -48,7 +48,9 @@ def slices(sequences: int, n: int) -> list[Slice]:
     return made
 
 
-def floor_seconds(model: LoadedModel, sequences: int, n: int, bandwidth: float, peak: float, weight_bytes: int) -> float:
+def floor_seconds(
+    model: LoadedModel, sequences: int, n: int, bandwidth: float, peak: float, weight_bytes: int
+) -> float:
     """The least time a step can take here: bytes / bandwidth or FLOPs / peak, whichever is more."""
     shape = model.shape
     head = shape.vocab * shape.hidden
@@ -73,7 +75,9 @@ def main() -> None:
     bandwidth = big.numel() * 4 / median_seconds(lambda: big.sum(), 5)
     a, b = torch.randn(1536, 1536), torch.randn(1536, 1536)
     peak = 2 * 1536**3 / median_seconds(lambda: a @ b, 5)
-    print(f"{threads} threads, read {bandwidth / 1e9:.1f} GB/s, fp32 product {peak / 1e9:.0f} GFLOP/s, context {CONTEXT}")
+    print(
+        f"{threads} threads, read {bandwidth / 1e9:.1f} GB/s, fp32 product {peak / 1e9:.0f} GFLOP/s, context {CONTEXT}"
+    )
     runners: dict[str, tuple[NativeRunner | CpuRunner, int]] = {
         "C, bf16 weights": (NativeRunner(model, EngineConfig(dtype="bf16", kv_blocks=300)), 2),
         "C, fp32 weights": (NativeRunner(model, EngineConfig(dtype="fp32", kv_blocks=300)), 4),

@@ -87,7 +87,7 @@ def main() -> None:
     for work, (sequences, n) in WORK.items():
         plan = slices(sequences, n)
         times: dict[str, list[float]] = {name: [] for name in runners}
-        for name, (runner, _) in runners.items():
+        for runner, _ in runners.values():
             runner.forward(plan)
         for _ in range(options.rounds):
             for name, (runner, _) in runners.items():

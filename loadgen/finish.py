@@ -35,14 +35,14 @@ def versions() -> dict[str, str]:
 
 
 def close_spans(bundle: Bundle, receiver: Receiver, *, quickly: bool) -> dict[str, int]:
-    """Add the client spans of sampled rows, wait for the server's last, stop receiving.  Returns the counts."""
+    """Wait for the server's last spans, add the client spans of sampled rows, stop receiving.  Returns the counts."""
     sent = 0
+    if receiver.spans and not quickly:
+        _settle(receiver)
     if bundle.manifest.get("clock"):
         provider = tracer_provider(SERVICE, receiver.url)
         sent = emit_client_spans(_sampled(bundle), bundle.manifest, provider)
         provider.close()
-        if not quickly:
-            _settle(receiver)
     receiver.stop()
     return {"received": receiver.spans, "refused_payloads": receiver.bad, "client": sent}
 

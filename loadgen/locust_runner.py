@@ -63,7 +63,9 @@ class Fleet:
             os.close(write_fd)
         connect = ["--headless", "--master-host", HOST, "--master-port", str(port)]
         for number in range(self.workers):
-            self._workers.append(self._popen(f"worker-{number}", ["--worker", *connect], ()))
+            self._workers.append(
+                self._popen(f"worker-{number}", ["--worker", *connect], (), TAILSPAN_WORKER=str(number))
+            )
         threading.Thread(target=self._read, args=(read_fd,), name="fleet-events", daemon=True).start()
 
     def next(self, timeout_s: float) -> dict[str, Any] | None:
@@ -107,8 +109,8 @@ class Fleet:
                 process.kill()
                 process.wait()
 
-    def _popen(self, name: str, arguments: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
+    def _popen(self, name: str, arguments: Sequence[str], fds: tuple[int, ...], **more: str) -> subprocess.Popen[bytes]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")} | more
         path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(path),

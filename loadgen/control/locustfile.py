@@ -1,9 +1,10 @@
 """What Locust loads on the master and on every worker: it starts, stops and watches; it sends no request itself.
 
-Worker: one control user, which starts `python -m loadgen.sender` (free of gevent's patches), passes commands of the
-master on to it and its events back.  Master: sends one zero for all once every sender is ready, and writes every event
-as a JSON line to the parent.  Must always hold: a worker starts one sender in its life, however often Locust spawns its
-user; when the parent goes (end of file on stdin) every process here ends by itself, so that nothing is left behind.
+Worker: one sender process (`python -m loadgen.sender`, free of gevent's patches) and one control user, which sets it
+to work, passes commands of the master on to it and its events back.  Master: sends one zero for all once every sender
+is ready, and writes every event as a JSON line to the parent.  Must always hold: a worker starts one sender in its
+life, however often Locust spawns its user; when the parent goes (end of file on stdin) every process here ends by
+itself, so that nothing is left behind.
 
     parent -> master   stdin: {"cmd": "stop", "grace_s": x} | {"cmd": "quit"}
     master -> parent   the pipe TAILSPAN_EVENTS_FD: {"ev": "hello" | "ready" | "started" | "progress" | "end" | "lost" |
@@ -38,15 +39,15 @@ STAT: Final = ("POST", "chat")  # how our requests are called in Locust's own ta
 class Sender:
     """The sender process of this worker, seen from gevent: its pipes are read cooperatively."""
 
-    def __init__(self, runner: WorkerRunner, worker: int) -> None:
+    def __init__(self, runner: WorkerRunner) -> None:
         self.runner = runner
-        self.worker = worker
+        self.worker: int | None = None  # known once the master has spawned our user
         self.ended = False
         self.stopped = False
         self._counted = 0
         self._failures: dict[str, int] = {}
-        bundle = Path(os.environ["TAILSPAN_BUNDLE"])
-        log = (bundle / "logs" / f"sender-{worker}.log").open("ab")
+        self._bundle = Path(os.environ["TAILSPAN_BUNDLE"])
+        log = (self._bundle / "logs" / f"sender-{os.environ['TAILSPAN_WORKER']}.log").open("ab")
         with log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "loadgen.sender"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -54,13 +55,17 @@ class Sender:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._commands, self._events = self.process.stdin, self.process.stdout
+
+    def prepare(self, worker: int) -> None:
+        """Build this worker's part of the schedule."""
+        self.worker = worker
         self.tell_master(ev="hello", pid=os.getpid(), sender_pid=self.process.pid)
         self.command(
             cmd="prepare",
             plan=os.environ["TAILSPAN_PLAN"],
             worker=worker,
             workers=int(os.environ["TAILSPAN_WORKERS"]),
-            bundle=str(bundle),
+            bundle=str(self._bundle),
         )
 
     def command(self, **words: Any) -> None:
@@ -124,11 +129,10 @@ class Control(User):
 
     @task
     def drive(self) -> None:
-        global _sender
         runner = self.environment.runner
-        if _sender is not None or runner.worker_index >= int(os.environ["TAILSPAN_WORKERS"]):
-            raise StopUser  # Locust spawns again when it rebalances: a second sender would send everything twice
-        _sender = Sender(runner, runner.worker_index)
+        if _sender is None or _sender.worker is not None or runner.worker_index >= int(os.environ["TAILSPAN_WORKERS"]):
+            raise StopUser  # Locust spawns again when it rebalances: that would send everything twice
+        _sender.prepare(runner.worker_index)
         _sender.relay()
         raise StopUser
 
@@ -209,10 +213,12 @@ def on_command(environment: Environment, msg: Message) -> None:
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def on_init(environment: Environment, runner: Any, **_: Any) -> None:
-    """Set up this process by its role."""
+    """Set up this process by its role; a worker's sender starts at once, so that it loads while Locust connects."""
+    global _sender
     gevent.os.make_nonblocking(0)
     if isinstance(runner, MasterRunner):
         gevent.spawn(Master(environment, runner).obey_parent)
     elif isinstance(runner, WorkerRunner):
         runner.register_message(COMMAND, on_command)
+        _sender = Sender(runner)
         gevent.spawn(watch_parent)

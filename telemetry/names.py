@@ -82,6 +82,7 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_PRECEDENCE: Final = (EXIT_INTERNAL, EXIT_USAGE, EXIT_RUN_NOT_VALID, EXIT_SLO_BROKEN, EXIT_REGRESSION)
 
 # --- Span names ---
+ENGINE_SERVICE: Final = "tailspan-engine"  # service.name of the engine's spans
 SERVER_SPAN: Final = "llm_request"
 CLIENT_SPAN_PREFIX: Final = "chat"  # "chat {model}"
 CLIENT_CHILDREN: Final = ("client_wait", "connect", "send", "wait_first_chunk", "stream")
@@ -135,6 +136,11 @@ ATTR_PHASE_PREFIX: Final = "tailspan.phase."  # + phase, ns, on the server span
 ATTR_SAMPLING_PREFIX: Final = "tailspan.sampling.effective."
 ATTR_PHASE_DURATION: Final = "tailspan.phase.duration_ns"  # on a phase's child span: its own time, stalls taken out
 ATTR_PHASE_STALL: Final = "tailspan.phase.stall_ns"  # on a phase's child span: stalls inside it
+EVENT_CHUNK: Final = "prefill.chunk"  # on prefill: a step computed a chunk of the prompt
+EVENT_GAP: Final = "decode.gap"  # on decode: a silence far beyond the median
+ATTR_EVENT_STEP: Final = "tailspan.step"
+ATTR_EVENT_GAP: Final = "tailspan.gap_ns"
+ATTR_SEMCONV: Final = "tailspan.semconv"  # on the resource: SEMCONV_VERSION
 ATTR_REPLICA: Final = "tailspan.replica"
 ATTR_CONNECTION_REUSED: Final = "tailspan.connection.reused"
 

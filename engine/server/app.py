@@ -8,8 +8,16 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from engine.server import debug, generate
-from engine.server.generate import check_model, internal_error, json_headers, prompt_ids, too_large
+from engine.server import debug
+from engine.server.generate import (
+    chat_completions,
+    check_model,
+    completions,
+    internal_error,
+    json_headers,
+    prompt_ids,
+    too_large,
+)
 from engine.server.openai_api import ApiError, parse_json, parse_tokenize
 from engine.server.responses import dumps
 from engine.server.service import SERVICE, Service, State, unavailable
@@ -23,8 +31,8 @@ def build_app(service: Service) -> web.Application:
     """The application; whoever runs it must let aiohttp cancel the handler of a lost connection."""
     app = web.Application(client_max_size=service.limits.body, middlewares=[_errors])
     app[SERVICE] = service
-    app.router.add_post("/v1/chat/completions", generate.chat_completions)
-    app.router.add_post("/v1/completions", generate.completions)
+    app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_post("/v1/completions", completions)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{model}", one_model)
     app.router.add_post("/tokenize", tokenize)
@@ -101,7 +109,8 @@ async def tokenize(request: web.Request) -> web.Response:
     call = parse_tokenize(parse_json(raw))
     if call.model is not None:
         check_model(service, call.model)
-    ids = await prompt_ids(service, call.messages, call.prompt, generate=call.add_generation_prompt)
+    generate, special = call.add_generation_prompt, call.add_special_tokens
+    ids = await prompt_ids(service, call.messages, call.prompt, generate=generate, special=special)
     return _json(service, {"count": len(ids), "max_model_len": engine.max_context, "tokens": ids})
 
 

@@ -126,27 +126,37 @@ def check_model(service: Service, model: str) -> None:
 
 
 async def prompt_ids(
-    service: Service, messages: list[dict[str, str]] | None, prompt: str | list[int] | None, *, generate: bool
+    service: Service,
+    messages: list[dict[str, str]] | None,
+    prompt: str | list[int] | None,
+    *,
+    generate: bool,
+    special: bool,
 ) -> list[int]:
-    """Token ids of messages (through the chat template) or of a prompt.  Long texts are encoded on a thread."""
+    """Token ids of messages (through the chat template) or of a prompt (``special``: after the model's own prefix).
+
+    generate: the template opens the assistant's turn.  Long texts are encoded on a thread.
+    """
     model = service.engine.model
     if isinstance(prompt, list):
         return prompt
+    prefix: tuple[int, ...] = ()
     if messages is not None:
         try:
             text = model.template.render(messages, generate)
         except UserError as error:
-            raise bad(str(error), "messages") from error
+            raise bad(error.message, "messages") from error
     else:
-        text = prompt or ""
+        text, prefix = prompt or "", model.tokenizer.prefix_ids if special else ()
     if len(text) <= IN_LOOP_CHARS:
-        return model.tokenizer.encode(text)
-    return await asyncio.get_running_loop().run_in_executor(service.threads, model.tokenizer.encode, text)
+        return [*prefix, *model.tokenizer.encode(text)]
+    loop = asyncio.get_running_loop()
+    return [*prefix, *await loop.run_in_executor(service.threads, model.tokenizer.encode, text)]
 
 
 async def _enqueue(service: Service, exchange: Exchange, call: Call) -> None:
     """Parsed -> enqueued.  Raises ApiError when the engine will not have it."""
-    ids = await prompt_ids(service, call.messages, call.prompt, generate=True)
+    ids = await prompt_ids(service, call.messages, call.prompt, generate=True, special=call.add_special_tokens)
     engine = service.ready_engine()  # it may have begun to drain meanwhile
     where = "messages" if call.chat else "prompt"
     vocab = engine.model.shape.vocab

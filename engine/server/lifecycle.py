@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tailspan.server")
 
-SERVICE_NAME: Final = "tailspan-engine"
 LAG_PERIOD_S: Final = 0.05
 FOLD_EVERY: Final = 40  # lag periods; the step log keeps far more steps than 2 s can hold
 ABORT_GRACE_S: Final = 2.0  # for the last bytes after everything in flight was aborted
@@ -101,8 +100,8 @@ class Server:
     def _tracer(self, options: ServeOptions, replica: str, port: int) -> RequestTracer:
         from telemetry.spans import tracer_provider
 
-        attributes = {"service.instance.id": replica, "tailspan.semconv": names.SEMCONV_VERSION}
-        self._provider = tracer_provider(SERVICE_NAME, options.otlp_endpoint or "", 1.0, attributes)
+        attributes = {"service.instance.id": replica, names.ATTR_SEMCONV: names.SEMCONV_VERSION}
+        self._provider = tracer_provider(names.ENGINE_SERVICE, options.otlp_endpoint or "", 1.0, attributes)
         fixed: dict[str, AttributeValue] = {
             names.ATTR_PROVIDER: "tailspan",
             names.ATTR_SERVER_ADDRESS: options.host,

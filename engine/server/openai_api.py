@@ -85,7 +85,11 @@ def bad(message: str, param: str | None = None, code: str | None = "invalid_valu
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A valid request.  Exactly one of messages and prompt is set; max_tokens None fills up the context."""
+    """A valid request.  Exactly one of messages and prompt is set; max_tokens None fills up the context.
+
+    add_special_tokens: put what the model wants before a plain text (its BOS) before the prompt; a chat template
+    brings its own.
+    """
 
     chat: bool
     model: str
@@ -101,6 +105,7 @@ class Call:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    add_special_tokens: bool = False
     stream: bool = False
     include_usage: bool = False
 
@@ -113,6 +118,7 @@ class TokenizeCall:
     messages: list[dict[str, str]] | None
     prompt: str | None
     add_generation_prompt: bool
+    add_special_tokens: bool
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -148,7 +154,13 @@ def parse_tokenize(body: dict[str, Any]) -> TokenizeCall:
     prompt = fields.take("prompt", None, _text)
     if (messages is None) == (prompt is None):
         raise bad("Give either 'prompt' or 'messages'.", "prompt", "missing_required_parameter")
-    call = TokenizeCall(model, messages, prompt, fields.take("add_generation_prompt", True, _flag))
+    call = TokenizeCall(
+        model,
+        messages,
+        prompt,
+        add_generation_prompt=fields.take("add_generation_prompt", True, _flag),
+        add_special_tokens=prompt is not None and fields.take("add_special_tokens", True, _flag),
+    )
     fields.refuse_the_rest()
     return call
 
@@ -196,6 +208,7 @@ def _call(
         stop=fields.take("stop", (), _stops),
         stop_token_ids=fields.take("stop_token_ids", (), _token_ids),
         ignore_eos=fields.take("ignore_eos", False, _flag),
+        add_special_tokens=not chat and fields.take("add_special_tokens", True, _flag),
         stream=stream,
         include_usage=bool(options),
     )

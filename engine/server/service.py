@@ -61,7 +61,7 @@ class Service:
         self.idle = asyncio.Event()  # no exchange is live
         self.idle.set()
         self.started_unix = int(time.time())
-        self.threads = ThreadPoolExecutor(1, "tokenize")  # long prompts, scrapes: what would hold up the loop
+        self.threads = ThreadPoolExecutor(2, "server")  # long prompts, scrapes: what would hold up the loop
         self._tracer = tracer
         self._engine: Engine | None = None
         self.metrics: Metrics | None = None

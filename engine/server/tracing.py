@@ -174,7 +174,9 @@ def _chunks(clock: PhaseClock, steps: list[StepRecord]) -> list[_Event]:
     """An event at the end of every step that computed a chunk of the prompt."""
     first = clock.first_token_ns
     return [
-        ("prefill.chunk", step.end_ns, {"step": step.step}) for step in steps if first is None or step.end_ns <= first
+        (names.EVENT_CHUNK, step.end_ns, {names.ATTR_EVENT_STEP: step.step})
+        for step in steps
+        if first is None or step.end_ns <= first
     ][:MAX_EVENTS]
 
 
@@ -186,6 +188,8 @@ def _gaps(clock: PhaseClock, steps: list[StepRecord]) -> list[_Event]:
     if len(gaps) < 3:
         return []
     bound = GAP_FACTOR * median(gaps)
-    return [("decode.gap", end, {"gap_ns": gap}) for end, gap in zip(ends[1:], gaps, strict=True) if gap > bound][
-        :MAX_EVENTS
-    ]
+    return [
+        (names.EVENT_GAP, end, {names.ATTR_EVENT_GAP: gap})
+        for end, gap in zip(ends[1:], gaps, strict=True)
+        if gap > bound
+    ][:MAX_EVENTS]

@@ -279,6 +279,37 @@ def test_models_health_tokenize() -> None:
     asyncio.run(go())
 
 
+def test_a_plain_prompt_begins_with_what_the_model_wants(tmp_path: Path) -> None:
+    """A tokenizer whose post-processor puts a BOS first: completions and /tokenize do too, a chat template does not."""
+    folder = write_tiny(tmp_path / "tiny")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    bos = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}},
+    }
+    file.write_text(json.dumps(content))
+
+    async def go() -> None:
+        async with serving(folder=folder) as server, client(server) as http:
+
+            async def tokens(**body: Any) -> list[int]:
+                return list((await (await http.post("/tokenize", json=body)).json())["tokens"])
+
+            bare = await tokens(prompt="hello", add_special_tokens=False)
+            assert await tokens(prompt="hello") == [1, *bare]
+            assert (await tokens(messages=HELLO)).count(1) == 2  # the two turns of the template
+            answer = await (
+                await http.post("/v1/completions", json={"model": "tiny", "prompt": "hello", "max_tokens": 1})
+            ).json()
+            assert answer["usage"]["prompt_tokens"] == len(bare) + 1
+
+    asyncio.run(go())
+
+
 def test_live_but_not_ready_while_the_model_loads() -> None:
     async def go() -> None:
         from engine.config import EngineConfig

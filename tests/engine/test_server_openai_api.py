@@ -141,7 +141,8 @@ def test_a_bad_or_unsupported_option_is_named(option: str, value: Any) -> None:
 def test_a_value_that_asks_for_nothing_is_accepted(option: str) -> None:
     for value in (*NEUTRAL[option], None):
         assert chat(**{option: value}) == chat()
-        assert completion(**{option: value}) == completion()
+        if option != "add_special_tokens":  # a plain prompt has it, on by default
+            assert completion(**{option: value}) == completion()
 
 
 def test_null_is_absent() -> None:
@@ -191,6 +192,8 @@ def test_prompts() -> None:
     assert completion(prompt=[[3]]).prompt == [3]
     for prompt in (["a", "b"], [[1], [2]], [1, "a"], [1.0], [True], 5, {}):
         assert (refusal(completion, prompt=prompt).param or "").startswith("prompt")
+    assert completion().add_special_tokens and not completion(add_special_tokens=False).add_special_tokens
+    assert not chat().add_special_tokens
     assert refusal(lambda: parse_completion({"model": "m"})).code == "missing_required_parameter"
 
 
@@ -209,7 +212,7 @@ def test_tokenize_takes_a_prompt_or_messages() -> None:
     for body in (
         {},
         {"prompt": "x", "messages": HELLO},
-        {"prompt": "x", "add_special_tokens": True},
+        {"messages": HELLO, "add_special_tokens": True},
         {"prompt": "x", "nix": 1},
     ):
         with pytest.raises(ApiError):

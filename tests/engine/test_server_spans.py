@@ -41,7 +41,7 @@ def flushed(server: Server, folder: Path) -> list[dict[str, Any]]:
 
 def check_tiling(root: dict[str, Any], spans: list[dict[str, Any]], account: dict[str, Any] | None) -> None:
     children = sorted((s for s in spans if s["parent_span_id"] == root["span_id"]), key=lambda s: s["start_unix_ns"])
-    assert {span["service"] for span in children} == {"tailspan-engine"}
+    assert {span["service"] for span in children} == {names.ENGINE_SERVICE}
     at = root["start_unix_ns"]
     own = dict.fromkeys(names.PHASES, 0)
     for child in children:
@@ -100,7 +100,7 @@ def test_spans_say_what_the_wire_said(tmp_path: Path) -> None:
                 prefill = next(
                     s for s in spans if s["name"] == "prefill" and s["parent_span_id"] == roots[f"{1:016x}"]["span_id"]
                 )
-                assert [event["name"] for event in prefill["events"]] == ["prefill.chunk"]
+                assert [event["name"] for event in prefill["events"]] == [names.EVENT_CHUNK]
                 assert roots[None]["attributes"][names.ATTR_OPERATION] == "text_completion"
 
     asyncio.run(go())

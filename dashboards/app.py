@@ -207,6 +207,8 @@ def _phase_legend(stacks: list[dict[str, float]]) -> str:
 def _percentiles(summary: Summary) -> None:
     st.markdown("#### Percentiles")
     st.html(markup.table(words.PERCENTILE_HEADER, words.percentile_rows(summary)))
+    if (note := words.uncertified(summary)) is not None:
+        st.markdown(note.replace("*", r"\*"))
     st.caption(
         "From the intended send. Requests without an answer count as infinitely slow, except under *answered only*. "
         "The band holds the true percentile with 95 %. TPOT: time per output token after the first."

@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 #: Bin widths people can read, in seconds.
 _NICE_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
 _TARGET_BINS: Final = 40
-_PER_BIN: Final = 4  # requests a bin should hold on average, so that its shares mean something
+_PER_BIN: Final = 3  # requests a bin should hold on average, so that its shares mean something
 
 
 def bin_width(span_s: float, requests: int) -> float:

@@ -79,15 +79,25 @@ def outcome(label: str, reason: str | None) -> str:
     return f"{label} · {reason_words(reason)}" if reason else label
 
 
+def uncertified(summary: Summary) -> str | None:
+    """The footnote to the marked percentiles: which of them so few requests cannot certify."""
+    values = (value for latency in summary.latencies for value in latency.scheduled)
+    weak = sorted({value.p for value in values if value.n and not value.certified})
+    if not weak:
+        return None
+    which, needed = ", ".join(f"p{p:g}" for p in weak), ", ".join(str(needed_to_certify(p)) for p in weak)
+    return f"* cannot certify {which}: n = {needed} needed."
+
+
 def percentile_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
-    """A row per measure and percentile; one that n cannot certify says so."""
+    """A row per measure and percentile; one that n cannot certify is marked (``uncertified``)."""
     for latency in summary.latencies:
         name = latency.measure if latency.measure == phases.E2E else latency.measure.upper()
         sends: tuple[Percentile | None, ...] = latency.from_send or (None,) * len(latency.scheduled)
         for value, alone, sent in zip(latency.scheduled, latency.survivors, sends, strict=True):
             yield (
                 f"{name} p{value.p:g}",
-                _percentile(value),
+                _percentile(value) + ("" if value.certified or not value.n else " *"),
                 _band(value),
                 f"{value.n:,}",
                 _percentile(alone),
@@ -118,8 +128,6 @@ def _percentile(value: Percentile) -> str:
 def _band(value: Percentile) -> str:
     if value.n == 0:
         return _UNKNOWN
-    if not value.certified:
-        return f"cannot certify p{value.p:g}: n < {needed_to_certify(value.p)}"
     low = _UNKNOWN if value.low is None else format_seconds(value.low)
     return f"{low} to {'unbounded' if value.high is None else format_seconds(value.high)}"
 

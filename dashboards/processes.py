@@ -179,13 +179,15 @@ class Children:
             time.sleep(_POLL_S * 4)
 
     def end(self) -> None:
-        """End all, last started first: end signal, grace, then SIGKILL to the group.  A second Ctrl-C kills at once."""
+        """End all, one after the other, last started first: end signal, grace, SIGKILL to the group.
+
+        In this order a load that is still running never sees its server go.  A second Ctrl-C kills all at once.
+        """
         try:
             for child in reversed(self.running):
                 if child.exit_status() is None:
                     child.signal_group(child.end_signal)
-            for child in reversed(self.running):
-                child.wait(child.grace_s)
+                    child.wait(child.grace_s)
         finally:
             for child in reversed(self.running):
                 child.signal_group(signal.SIGKILL)

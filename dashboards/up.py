@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import typer
 
 from dashboards import stack
 from dashboards.processes import Child, Children, Terminated, choose_port, describe
 from telemetry.names import EXIT_INTERNAL, EXIT_OK
+
+_LOAD: Final = "--trace azure-2023-conv --duration 60 --fit 0.5 --slo demo"
 
 
 def bring_up(*, model: str, engine_port: int, ui_port: int, prometheus_port: int) -> int:
@@ -40,7 +43,7 @@ def bring_up(*, model: str, engine_port: int, ui_port: int, prometheus_port: int
                         children, binary=binary, port=prometheus_port, engine_url=engine.url
                     )
                     _say("Prometheus", started, "keeps its data until Ctrl-C")
-                typer.echo(f"\nSend it load from another terminal:\n  tailspan run --target {engine.url} --help")
+                typer.echo(f"\nSend it load from another terminal:\n  tailspan run --target {engine.url} {_LOAD}")
                 typer.echo(f"Logs: {folder}\nCtrl-C ends all of them.")
                 return _report(children.wait_any())
         except KeyboardInterrupt:

@@ -75,6 +75,20 @@ def test_a_child_that_ignores_signals_is_killed_after_its_grace(tmp_path: Path) 
     assert time.monotonic() - started < 10
 
 
+def test_the_last_started_has_ended_before_the_one_before_is_asked_to(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "def end(*_):\n    time.sleep(0.2)\n    print('ended', time.monotonic_ns(), flush=True)\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    with Children(tmp_path) as children:
+        for name in ("server", "load"):
+            child = children.start(name, (sys.executable, "-S", "-c", code))
+            children.wait_ready(child, said(child), 20)
+    ended = {name: int((tmp_path / f"{name}.log").read_text().split("ended ")[1]) for name in ("server", "load")}
+    assert ended["server"] - ended["load"] > 0.2e9
+
+
 def test_a_grandchild_goes_with_the_group_even_when_its_parent_ended_first(tmp_path: Path) -> None:
     code = f"import subprocess; p = subprocess.Popen({STUBBORN!r}); print('pid', p.pid, flush=True)"
     with Children(tmp_path) as children:

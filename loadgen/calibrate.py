@@ -3,7 +3,8 @@
 Measured before the run by a short probe with prompts of its own (another salt, so nothing of the run is cached):
 single requests that are nearly all prefill, then a burst of BURST that are nearly all decode.  The model is that of a
 server which does one thing at a time: utilisation = sum over requests of (input / prefill rate + output / decode rate
-at that batch) / window.  It decides the load, it is no result; the manifest keeps it with the measured rates.
+at that batch) / window, where input leaves out what every prompt has cached (the template's beginning), if the server
+says so.  It decides the load, it is no result; the manifest keeps it with the measured rates.
 The length scale is chosen first, at the lowest rate that still gives ENOUGH requests; only where full lengths do not
 fill the machine is the rate raised, up to the trace's own.
 """
@@ -38,18 +39,41 @@ LEAST_INPUT: Final = 16  # mean input tokens above the shortest prompt
 LEAST_OUTPUT: Final = 4  # mean output tokens
 _REMEDY: Final = "start the target first, or leave --fit out and choose --rate-scale and --length-scale yourself"
 
-Ask = Callable[[int, int], tuple[float, int, int]]  # input, output tokens -> seconds, prompt and completion tokens
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One probe: how long it took, and its tokens by the server's usage.  cached: prompt tokens not computed again."""
+
+    seconds: float
+    prompt_tokens: int
+    cached: int
+    completion_tokens: int
+
+    @property
+    def computed(self) -> int:
+        return max(1, self.prompt_tokens - self.cached)
+
+
+Ask = Callable[[int, int], Answer]  # input and output tokens -> answer
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What the probe measured: tokens per second of prefill alone, and of decode with `batch` requests at once."""
+    """What the probe measured: tokens per second of prefill alone, and of decode with `batch` requests at once.
+
+    cached: prompt tokens that a new prompt finds in the server's prefix cache.
+    """
 
     prefill_per_s: float
     decode_per_s: float
+    cached: int
     batch: int
     requests: int
     probe_s: float
+
+    def times(self, targets: int) -> Speed:
+        """Of several targets as fast as this one."""
+        return replace(self, prefill_per_s=self.prefill_per_s * targets, decode_per_s=self.decode_per_s * targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +109,7 @@ def measure(target: str, headers: Mapping[str, str], maker: PromptMaker, model: 
     began = time.monotonic()
     counter = iter(range(1_000_000))
 
-    def ask(input_tokens: int, output_tokens: int) -> tuple[float, int, int]:
+    def ask(input_tokens: int, output_tokens: int) -> Answer:
         prompt = maker.make(next(counter), max(maker.minimum, input_tokens))
         left = max(1.0, BUDGET_S - (time.monotonic() - began))
         return _ask(target, headers, model, prompt.text, output_tokens, left)
@@ -96,20 +120,20 @@ def measure(target: str, headers: Mapping[str, str], maker: PromptMaker, model: 
         start = time.monotonic()
         answers = list(pool.map(lambda _: ask(maker.minimum + LEAST_INPUT, BURST_OUTPUT), range(BURST)))
         took = time.monotonic() - start
-    prompts = sum(prompt_tokens for _, prompt_tokens, _ in answers)
-    tokens = sum(completion for _, _, completion in answers)
-    decode_s = max(took - prompts / prefill, took * 0.2)  # a server may overlap the two
-    return Speed(prefill, tokens / decode_s, BURST, 1 + asked + BURST, time.monotonic() - began)
+    decode_s = max(took - sum(answer.computed for answer in answers) / prefill, took * 0.2)  # they may overlap
+    decode = sum(answer.completion_tokens for answer in answers) / decode_s
+    cached = min(answer.cached for answer in answers)
+    return Speed(prefill, decode, cached, BURST, 1 + asked + BURST, time.monotonic() - began)
 
 
 def _prefill_rate(ask: Ask, minimum: int, longest: int, began: float) -> tuple[float, int]:
     """Tokens per second of prompts long enough to outweigh the fixed cost of a request, and the requests it took."""
-    seconds, tokens, _ = ask(minimum + FIRST_TOKENS, 1)
-    length = int(np.clip(tokens / seconds * PREFILL_S, minimum + FIRST_TOKENS, longest))
+    first = ask(minimum + FIRST_TOKENS, 1)
+    length = int(np.clip(first.computed / first.seconds * PREFILL_S, minimum + FIRST_TOKENS, longest))
     rates = []
     for _ in range(3):
-        seconds, tokens, _ = ask(length, 1)
-        rates.append(tokens / seconds)
+        answer = ask(length, 1)
+        rates.append(answer.computed / answer.seconds)
         if time.monotonic() - began > BUDGET_S * 0.4:
             break
     return float(np.median(rates)), 1 + len(rates)
@@ -117,8 +141,8 @@ def _prefill_rate(ask: Ask, minimum: int, longest: int, began: float) -> tuple[f
 
 def _ask(
     target: str, headers: Mapping[str, str], model: str, text: str, output_tokens: int, timeout_s: float
-) -> tuple[float, int, int]:
-    """One plain request: seconds, prompt tokens, completion tokens by its usage."""
+) -> Answer:
+    """One plain request."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
@@ -137,7 +161,9 @@ def _ask(
     try:
         with opener.open(request, timeout=timeout_s) as answer:
             usage = json.loads(answer.read())["usage"]
-        return max(1e-6, time.monotonic() - began), int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+        seconds = max(1e-6, time.monotonic() - began)
+        cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        return Answer(seconds, int(usage["prompt_tokens"]), cached, int(usage["completion_tokens"]))
     except urllib.error.HTTPError as error:
         with error:
             said = error.read(300).decode("utf-8", "replace")
@@ -145,13 +171,14 @@ def _ask(
     except OSError as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(f"the probe of {target} failed ({reason})", where="--fit", remedy=_REMEDY) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError("the target's answer to a probe has no usage", where="--fit", remedy=_REMEDY) from None
 
 
 def utilisation(schedule: Schedule, speed: Speed) -> float:
     """Share of the target's time that this schedule asks for, by the model of this module."""
-    seconds = schedule.input_tokens.sum() / speed.prefill_per_s + schedule.output_tokens.sum() / speed.decode_per_s
+    computed = np.maximum(schedule.input_tokens - speed.cached, 1).sum()
+    seconds = computed / speed.prefill_per_s + schedule.output_tokens.sum() / speed.decode_per_s
     return float(seconds) / schedule.length_s
 
 

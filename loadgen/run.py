@@ -88,7 +88,6 @@ class Prepared:
     objective: slo.Slo
     source: str  # the sentence on where the trace came from
     servers: list[preflight.Target]
-    fit: calibrate.Fit | None
     records: list[dict[str, Any]]
 
 
@@ -161,6 +160,7 @@ def prepare(options: Options, console: Console) -> Prepared:
         if options.rate_scale is not None and options.length_scale is not None:
             raise UserError("both scales are given", where="--fit", remedy="leave out --fit or one of the scales")
         speed = calibrate.measure(targets[0], wire_headers, maker, plan.served_model, plan.max_context)
+        speed = speed.times(len(set(targets)))
         fit = calibrate.fit(trace, transforms, speed, options.fit, rate=options.rate_scale, length=options.length_scale)
         say(console, "fit", fit.sentence())
         transforms = replace(transforms, rate_scale=fit.rate_scale, length_scale=fit.length_scale)
@@ -177,7 +177,7 @@ def prepare(options: Options, console: Console) -> Prepared:
     for record in schedule.records:
         if record["name"] in ("over_limit", "shortest"):
             say(console, "", ", ".join(f"{key} {value}" for key, value in record.items() if key != "name"))
-    return Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, fit, records)
+    return Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, records)
 
 
 def run(options: Options, prepared: Prepared, console: Console) -> tuple[Bundle, Any]:

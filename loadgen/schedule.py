@@ -8,7 +8,7 @@ Order of the transforms: window, rate scale, time scale, length scale, over-limi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -244,8 +244,3 @@ def _apply_limit(
             remedy="use --over-limit clip, a smaller --length-scale, or a model with a longer context",
         )
     return ~over, inputs, outputs
-
-
-def with_scales(asked: Transforms, rate_scale: float, length_scale: float) -> Transforms:
-    """The same transforms with other scales."""
-    return replace(asked, rate_scale=rate_scale, length_scale=length_scale)

@@ -26,7 +26,7 @@ MINUTE = Transforms(seed=0, duration_s=60.0, min_input=35, max_context=8192)
 
 
 def speed(prefill: float, decode: float) -> Speed:
-    return Speed(prefill, decode, 8, 12, 5.0)
+    return Speed(prefill, decode, 0, 8, 12, 5.0)
 
 
 @pytest.mark.parametrize("share", [0.5, 1.5])
@@ -65,6 +65,14 @@ def test_a_scale_that_the_user_fixed_stays() -> None:
     assert fit(TRACE, MINUTE, speed(400, 80), 0.5, length=0.05).length_scale == 0.05
     with pytest.raises(UserError, match="not a utilisation"):
         fit(TRACE, MINUTE, speed(400, 80), 0.0)
+
+
+def test_what_the_prefix_cache_saves_is_left_out() -> None:
+    schedule = build(TRACE, MINUTE)
+    plain = utilisation(schedule, speed(400, 1e9))
+    assert utilisation(schedule, Speed(400, 1e9, 16, 8, 12, 5.0)) == pytest.approx(
+        plain - 16 * len(schedule) / 400 / 60, rel=1e-3
+    )
 
 
 PREFILL, DECODE = 2000.0, 400.0  # tokens per second of the server below

@@ -130,7 +130,7 @@ def load(reference: str | Path | None = None) -> Slo:
     name = str(reference or DEFAULT)
     path = Path(name)
     if (
-        not path.exists()
+        not path.is_file()
         and path.name == name
         and (PRESETS / f"{path.stem}.yaml").is_file()
         and path.suffix in ("", ".yaml")

@@ -72,7 +72,7 @@ def run_command(
     from rich.console import Console
 
     from loadgen.run import Options, prepare, run
-    from telemetry.terminal import render
+    from telemetry.terminal import render, show
 
     start_s, duration_s = time_window(window, start, duration)
     options = Options(
@@ -114,7 +114,7 @@ def run_command(
     if as_json:
         print(json.dumps(summary.to_dict(), indent=2))
     else:
-        Console().print(render(summary))
+        show(render(summary))
     return int(summary.exit_code)
 
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from telemetry import names
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 app = typer.Typer(help="Look at finished or running runs.", no_args_is_help=True)
 
@@ -38,7 +35,7 @@ def list_command(
     from telemetry.bundle import Bundle, list_runs, runs_root
     from telemetry.slo import of_manifest
     from telemetry.summary import Summary, summarize
-    from telemetry.terminal import render_list
+    from telemetry.terminal import render_list, show
 
     found: list[tuple[str, Summary | str]] = []
     for path in list_runs(root)[:limit]:
@@ -50,7 +47,7 @@ def list_command(
     if as_json:
         _print_json([{"run_id": i, "error": s} if isinstance(s, str) else s.to_dict() for i, s in found])
     elif found:
-        _print(render_list(found))
+        show(render_list(found))
     else:
         typer.echo(f"no runs under {root or runs_root()}; make one: tailspan demo")
 
@@ -61,14 +58,14 @@ def show_command(run: Run = "latest", root: Root = None, slo: SloFile = None, as
     from telemetry.bundle import Bundle
     from telemetry.slo import load, of_manifest
     from telemetry.summary import summarize
-    from telemetry.terminal import render
+    from telemetry.terminal import render, show
 
     bundle = Bundle.open(run, root)
     summary = summarize(bundle, load(slo) if slo else of_manifest(bundle.manifest))
     if as_json:
         _print_json(summary.to_dict())
     else:
-        _print(render(summary))
+        show(render(summary))
 
 
 @app.command("check")
@@ -111,12 +108,6 @@ def _told(repaired: bool, manifest: dict[str, Any]) -> str:
     torn = account.get("torn_bytes", 0)
     tail = f"; {torn} bytes of an unfinished write were left out" if torn else ""
     return f"repaired: {account.get('rows', 0)} rows of {scheduled} requests are back{tail}"
-
-
-def _print(renderable: RenderableType) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(renderable)
 
 
 def _print_json(value: Any) -> None:

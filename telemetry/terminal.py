@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -53,6 +53,14 @@ def render(summary: Summary) -> RenderableType:
         blocks += [Text(), _worst(summary.worst)]
     blocks += [Text(), _closing(summary)]
     return Group(*blocks)
+
+
+def show(renderable: RenderableType) -> None:
+    """Print on stdout; into a file or a pipe 100 columns wide, since rich would take 80 there and cut the tables."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(console.width, 100))
+    console.print(renderable)
 
 
 def render_list(rows: Sequence[tuple[str, Summary | str]]) -> RenderableType:
@@ -103,7 +111,7 @@ def _labels(summary: Summary) -> Table:
     table = _table(title=f"Outcomes of {summary.attempted} requests", columns=("label", "n", "share", "why"))
     for label in names.LABELS:
         count = summary.labels[label]
-        if count == 0 and label in (names.INVALID, names.WRONG):
+        if count == 0 and label == names.INVALID:
             continue
         shown = label
         if label == names.GOOD and count:

@@ -24,6 +24,7 @@ import torch
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
+from engine.floors import Floors
 from engine.native.build import NoCompiler
 from engine.native.runner import NativeRunner, fits
 from engine.phase_clock import PhaseClock
@@ -43,6 +44,8 @@ from engine.runner_cpu import CpuRunner
 from engine.sampling import sample
 from engine.scheduler import Plan, Scheduler, Slice
 from engine.steplog import StepLog, StepRecord
+from models.cpu_device import this_cpu
+from models.roofline import StepCost
 from models.store import LoadedModel
 
 log = logging.getLogger("tailspan.engine")
@@ -84,10 +87,16 @@ class EngineStats:
 
 
 class Engine:
-    """``submit`` and ``abort`` from any thread; answers come through each request's ``emit``, on the engine thread."""
+    """``submit`` and ``abort`` from any thread; answers come through each request's ``emit``, on the engine thread.
 
-    def __init__(self, config: EngineConfig, model: LoadedModel, runner: Runner) -> None:
+    cost: the model on its device, for the floors of steps and requests; without it they are left out.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model: LoadedModel, runner: Runner, cost: StepCost | None = None
+    ) -> None:
         self.config, self.model, self.runner = config, model, runner
+        self.floors = Floors(cost)
         self.pool = BlockPool(runner.kv_blocks, config.block_size, prefix_cache=config.prefix_cache)
         self.scheduler = Scheduler(config, self.pool)
         self.steps = StepLog(config.step_log)
@@ -321,6 +330,7 @@ class Engine:
             if clock.first_token_ns is None:
                 self._stats.prompt_tokens += len(request.prompt_ids)
                 clock.first_token(end, stall)
+                self.floors.first_token(request)
             else:
                 facts.decode_max_gap_ns = max(facts.decode_max_gap_ns, end - request.token_ns)
             request.token_ns = end
@@ -359,6 +369,7 @@ class Engine:
                 preempted=len(plan.preempted),
                 requests=tuple(piece.request.id for piece in plan.slices),
                 request_tokens=tuple(piece.n for piece in plan.slices),
+                **self.floors.step(plan.slices, n_decodes, end - start),
             )
         )
 
@@ -372,13 +383,15 @@ class Engine:
         del self._live[request.id]
         self._stats.finished[reason] += 1
         request.clock.ended(now, self._stats.stall_ns)
+        self.floors.over(request)
         request.emit(Output(request.id, text, token_ids, reason, error, now))
 
 
 def build(config: EngineConfig, model: LoadedModel) -> Engine:
     """An engine on the CPU, warm: the first request meets no cold code."""
     runner = _cpu_runner(config, model)
-    engine = Engine(config, model, runner)
+    cost = StepCost(model.shape, this_cpu(), runner.weight_bytes, runner.kv_bytes)
+    engine = Engine(config, model, runner, cost)
     seconds = runner.warm_up(lambda n: _warm_slices(engine, n))
     gc.collect()
     gc.freeze()  # the model and its tables live for ever: the collector need not walk them in a step

@@ -53,6 +53,8 @@ class StepFacts:
     step_last: int = -1
     steps: int = 0
     batch_sum: int = 0
+    floor_ttft_ns: int | None = None  # models.roofline, alone on the device; None: unknown, or no such token
+    floor_tpot_ns: int | None = None
 
     @property
     def batch_size_mean(self) -> float:
@@ -182,4 +184,6 @@ class PhaseClock:
             "batch_size_mean": round(facts.batch_size_mean, 4),
             "step_first": facts.step_first,
             "step_last": facts.step_last,
+            "floor_ttft_ns": facts.floor_ttft_ns,
+            "floor_tpot_ns": facts.floor_tpot_ns,
         }

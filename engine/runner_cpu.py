@@ -43,6 +43,7 @@ class CpuRunner:
             if config.dtype == "auto"
             else {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
         )
+        self.weight_bytes, self.kv_bytes = float(self.dtype.itemsize), self.dtype.itemsize
         self.max_context = min(config.max_context or shape.max_context, shape.max_context)
         self._cos, self._sin = rope_tables(shape, self.max_context)
         self._load(model)

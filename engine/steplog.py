@@ -13,7 +13,7 @@ from telemetry.schema import STEPS
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Columns of ``telemetry.schema.STEPS`` without the replica."""
+    """Columns of ``telemetry.schema.STEPS`` without the replica.  bytes .. wall: None where no device is known."""
 
     step: int
     start_ns: int
@@ -34,6 +34,11 @@ class StepRecord:
     preempted: int
     requests: tuple[str, ...]
     request_tokens: tuple[int, ...]
+    bytes: int | None = None
+    flops: int | None = None
+    floor_ns: int | None = None
+    efficiency: float | None = None
+    wall: str | None = None
 
 
 class StepLog:

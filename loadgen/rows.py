@@ -133,7 +133,8 @@ def server_columns(account: dict[str, Any]) -> dict[str, Any]:
     if isinstance(phases, dict):
         found.update({f"phase_{name}_s": _seconds(phases.get(name)) for name in PHASES})
     found["prefill_wait_s"] = _seconds(account.get("prefill_wait_ns"))
-    found["decode_max_gap_s"] = _seconds(account.get("decode_max_gap_ns"))
+    for name in ("decode_max_gap", "floor_ttft", "floor_tpot"):
+        found[f"{name}_s"] = _seconds(account.get(f"{name}_ns"))
     for name in ("prefill_chunks", "preemptions", "queue_depth_at_arrival", "queue_tokens_ahead", "cached_tokens"):
         found[name] = _whole(account.get(name), _INT32_MAX)
     for name in ("step_first", "step_last"):

@@ -130,6 +130,8 @@ ATTR_DECODE_MAX_GAP: Final = "tailspan.decode.max_gap"  # s
 ATTR_BATCH_MEAN: Final = "tailspan.batch.size_mean"
 ATTR_STEP_FIRST: Final = "tailspan.step.first"
 ATTR_STEP_LAST: Final = "tailspan.step.last"
+ATTR_FLOOR_TTFT: Final = "tailspan.floor.ttft"  # s, from the first step to the first token, alone on the device
+ATTR_FLOOR_TPOT: Final = "tailspan.floor.tpot"  # s per token after the first, alone on the device
 ATTR_PROMPT_SHA: Final = "tailspan.prompt_ids.sha"
 ATTR_OUTPUT_SHA: Final = "tailspan.output_ids.sha"
 ATTR_PHASE_PREFIX: Final = "tailspan.phase."  # + phase, ns, on the server span
@@ -172,6 +174,7 @@ M_GC_PAUSE: Final = "tailspan_gc_pause_seconds"
 M_RECOMPUTED: Final = "tailspan_recomputed_tokens"
 M_NONFINITE: Final = "tailspan_nonfinite_logits"
 M_BUILD_INFO: Final = "tailspan_build_info"
+M_DEVICE_INFO: Final = "tailspan_device_info"  # what the floors of steps and requests rest on
 M_SERVER_REQUESTS: Final = "tailspan_server_requests"  # {outcome}: every request once; HTTP status or "abort"
 M_SPANS_DROPPED: Final = "tailspan_spans_dropped"  # no collector took them
 # generator (served by the Locust master)

@@ -80,6 +80,8 @@ REQUESTS: Final = pa.schema(
         ("batch_size_mean", pa.float64()),
         ("step_first", pa.int64()),
         ("step_last", pa.int64()),
+        ("floor_ttft_s", pa.float64()),  # least time from its first step to its first token, alone on the device
+        ("floor_tpot_s", pa.float64()),  # least mean time per token after the first, alone; null below two tokens
         # joining
         ("trace_id", pa.string()),
         ("span_id", pa.string()),
@@ -127,6 +129,12 @@ STEPS: Final = pa.schema(
         ("preempted", pa.int32()),
         ("requests", pa.list_(pa.string())),  # server request ids in the batch
         ("request_tokens", pa.list_(pa.int32())),  # tokens of each in this step
+        # the account of models.roofline; null where the engine does not know its device
+        ("bytes", pa.int64()),  # least bytes moved
+        ("flops", pa.int64()),
+        ("floor_ns", pa.int64()),  # least duration: max(bytes / bandwidth, FLOPs / peak) + fixed cost
+        ("efficiency", pa.float64()),  # floor / duration
+        ("wall", pa.string()),  # memory, compute, or overhead: most of the time is beyond the floor
     ]
 )
 

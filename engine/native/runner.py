@@ -102,6 +102,7 @@ class NativeRunner:
         shape = model.shape
         self.shape, self.config = shape, config
         self.dtype = torch.float32 if config.dtype == "fp32" else torch.bfloat16
+        self.weight_bytes, self.kv_bytes = float(self.dtype.itemsize), 4
         self.max_context = min(config.max_context or shape.max_context, shape.max_context)
         self.threads = cpu_threads(config)
         self.kv_blocks = config.kv_blocks or kv_blocks_from_memory(shape, config, torch.float32)

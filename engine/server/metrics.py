@@ -60,6 +60,7 @@ class Metrics:
         self._outcomes = self._counter(names.M_SERVER_REQUESTS, "Every request once: HTTP status, or abort", "outcome")
         self._rejections = self._counter(names.M_REJECTIONS, "Refused before the queue", "reason")
         self._build_info(replica, version)
+        self._device_info(replica)
         self._pauses: deque[float] = deque(maxlen=65_536)
         self._gc_start = 0
         self.registry.register(self._inter_token)
@@ -87,6 +88,25 @@ class Metrics:
             "engine": replica,
         }
         Gauge(names.M_BUILD_INFO, "What runs here", tuple(values), registry=self.registry).labels(**values).set(1)
+
+    def _device_info(self, replica: str) -> None:
+        """The device and the precision that floors rest on; not shown where none is known."""
+        cost = self._engine.floors.cost
+        if cost is None:
+            return
+        device = cost.device
+        values = {
+            "device": device.name,
+            "title": device.title,
+            "source": device.source,
+            "flops_per_second": f"{device.flops:.4g}",
+            "bytes_per_second": f"{device.bandwidth:.4g}",
+            "fixed_ns": str(device.fixed_ns),
+            "weight_bytes": f"{cost.weight_bytes_per_param:g}",
+            "kv_bytes": f"{cost.kv_bytes:g}",
+            "engine": replica,
+        }
+        Gauge(names.M_DEVICE_INFO, "What floors rest on", tuple(values), registry=self.registry).labels(**values).set(1)
 
     def close(self) -> None:
         """Watch the garbage collector no longer."""

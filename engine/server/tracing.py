@@ -129,6 +129,10 @@ def clock_attributes(clock: PhaseClock) -> dict[str, AttributeValue]:
     }
     if clock.first_token_ns is not None:
         seconds[names.ATTR_LATENCY_TTFT] = clock.first_token_ns - clock.head_ns
+    if facts.floor_ttft_ns is not None:
+        seconds[names.ATTR_FLOOR_TTFT] = facts.floor_ttft_ns
+    if facts.floor_tpot_ns is not None:
+        seconds[names.ATTR_FLOOR_TPOT] = facts.floor_tpot_ns
     found.update({name: ns / 1e9 for name, ns in seconds.items()})
     found.update(
         {

@@ -18,6 +18,7 @@ from loadgen.commands import run_command, traces
 from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app
+from telemetry.floor_command import floor_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
     help="Replay a real arrival trace against an LLM server: every request is good, late, wrong or dropped.",
 )
 app.command("demo")(demo_command)
+app.command("floor")(floor_command)
 app.command("run")(run_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)

@@ -92,9 +92,7 @@ class Engine:
     cost: the model on its device, for the floors of steps and requests; without it they are left out.
     """
 
-    def __init__(
-        self, config: EngineConfig, model: LoadedModel, runner: Runner, cost: StepCost | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, model: LoadedModel, runner: Runner, cost: StepCost | None = None) -> None:
         self.config, self.model, self.runner = config, model, runner
         self.floors = Floors(cost)
         self.pool = BlockPool(runner.kv_blocks, config.block_size, prefix_cache=config.prefix_cache)

@@ -2,8 +2,9 @@
 
 Bandwidth: all cores stream an array far larger than the caches.  FLOP/s: the best of a few large fp32 products, and
 of bf16 products where the CPU has instructions for them.  Fixed cost: the fastest call of a product of one number.
-What must hold: every figure is the best of several tries, since a lower bound needs ceilings; a measurement is kept
-in the cache with its time, CPU model and the load it met, and a busy machine can only make it too low.
+What must hold: every figure is the best of several tries, since a lower bound needs ceilings.  A measurement is kept
+in the cache with its time, CPU model and the load it met.  A busy machine can only make it too low: what was measured
+then is measured again at the next use, and the better figures are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,14 +25,16 @@ from models.devices import CPU, Device
 from models.errors import UserError
 
 BUDGET_S: Final = 0.5  # for all of it, import of numpy apart
-_STREAM_BYTES: Final = 128 << 20  # beyond the caches of a desktop; where it is not, weights of that size stay in them too
+_STREAM_BYTES: Final = (
+    128 << 20
+)  # beyond the caches of a desktop; where it is not, weights of that size stay in them too
 _PRODUCT: Final = 1024  # rows and columns: 2.1 GFLOP, large enough for the peak of a few cores
 _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """flops: FLOP/s, the better of fp32 and bf16.  load: runnable threads that the machine had besides (1 min mean)."""
+    """flops: FLOP/s, the better of fp32 and bf16.  load: the machine's load of the minute before."""
 
     version: int
     cpu: str
@@ -47,12 +50,23 @@ class Measurement:
     @property
     def busy(self) -> bool:
         """Did others want the cores meanwhile, so that the figures may be too low?"""
-        return self.load > 0.5 * self.cores
+        return self.load > 0.5 * (os.cpu_count() or 1)  # in a container, the load is still that of the whole host
+
+    def best_with(self, other: Measurement) -> Measurement:
+        """The better figures of two measurements of the same CPU, under the time and load of this one."""
+        flops, dtype = max((self.flops, self.flops_dtype), (other.flops, other.flops_dtype))
+        return replace(
+            self,
+            bandwidth=max(self.bandwidth, other.bandwidth),
+            flops=flops,
+            flops_dtype=dtype,
+            fixed_ns=min(self.fixed_ns, other.fixed_ns),
+        )
 
     def device(self) -> Device:
         """The measurement as a device."""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.unix_s))
-        busy = f", while busy (load {self.load:.1f} on {self.cores} cores)" if self.busy else ""
+        busy = f", while busy (load {self.load:.1f})" if self.busy else ""
         return Device(
             CPU,
             f"{self.cores} cores of {self.cpu}",
@@ -65,12 +79,18 @@ class Measurement:
 
 
 def this_cpu(*, remeasure: bool = False) -> Device:
-    """This CPU, from the cache or measured now.  A cache that cannot be written costs only the next measurement."""
+    """This CPU, from the cache or measured now; remeasure: whatever is known of it is forgotten.
+
+    A cache that cannot be written costs only the next measurement.
+    """
     cpu, cores = cpu_model(), usable_cores()
     path = _note(cpu, cores)
-    if not remeasure and (known := _read(path, cpu, cores)) is not None:
+    known = None if remeasure else _read(path, cpu, cores)
+    if known is not None and not known.busy:
         return known.device()
     found = measure(cpu, cores)
+    if known is not None:
+        found = found.best_with(known)
     _write(path, found)
     return found.device()
 

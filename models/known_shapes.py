@@ -80,9 +80,7 @@ def _llama3(
 
 
 def _smollm2(name: str, layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, *, theta: float) -> ModelShape:
-    return _llama(
-        name, layers, hidden, ffn, heads, kv_heads, vocab=49_152, context=8192, theta=theta, tied=True
-    )
+    return _llama(name, layers, hidden, ffn, heads, kv_heads, vocab=49_152, context=8192, theta=theta, tied=True)
 
 
 @dataclass(frozen=True, slots=True)

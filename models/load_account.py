@@ -29,7 +29,7 @@ GIB: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """prompt, output: tokens of each request (cached: of its prompt, found in the prefix cache).  batch: decoding at once."""
+    """prompt, output: tokens of each request (cached: of its prompt, in the prefix cache).  batch: decoding at once."""
 
     prompt: int
     output: int
@@ -52,9 +52,9 @@ class Load:
             )
         if not 0 < self.utilisation <= 1:
             raise UserError(f"{self.utilisation:g} is outside 0..1", where="--utilisation")
-        for option, value, known in (("--dtype", self.dtype, DTYPE_BYTES), ("--kv-dtype", self.kv_dtype, KV_DTYPES)):
-            if value not in known:
-                raise UserError(f"{value!r} is no precision", where=option, remedy=f"one of {', '.join(known)}")
+        for option, name, known in (("--dtype", self.dtype, DTYPE_BYTES), ("--kv-dtype", self.kv_dtype, KV_DTYPES)):
+            if name not in known:
+                raise UserError(f"{name!r} is no precision", where=option, remedy=f"one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class StepCost:
         return StepFloor(int(longer + fixed), int(moved), int(flops), wall)
 
     def iron_law_ns(self, step: StepFloor, utilisation: float = 1.0) -> float:
-        """bytes / bandwidth + FLOPs / (peak * utilisation) + fixed cost of the same step (ns); never below the floor."""
+        """bytes / bandwidth + FLOPs / (peak * utilisation) + fixed cost of the same step, ns; never below its floor."""
         return step.bytes * self._ns_per_byte + step.flops * self._ns_per_flop / utilisation + self.device.fixed_ns
 
     def prefill(self, prompt_tokens: float, cached_tokens: float = 0) -> StepFloor:
@@ -172,12 +172,12 @@ class StepCost:
 
 
 def pairs(before: float, new: float) -> float:
-    """(query, token) pairs of causal attention when ``new`` tokens follow ``before``: each sees itself and all before."""
+    """(query, token) pairs of causal attention when ``new`` tokens follow ``before``: each sees all up to itself."""
     return new * before + new * (new + 1) / 2
 
 
 def mean_context(prompt_tokens: float, output_tokens: float) -> float:
-    """Mean tokens with KV over the decode steps: the k-th token after the first sees prompt + k, k = 1 .. output - 1."""
+    """Mean tokens with KV over the decode steps: the k-th after the first sees prompt + k, k = 1 .. output - 1."""
     return prompt_tokens + output_tokens / 2
 
 
@@ -214,7 +214,7 @@ class KvCapacity:
         return math.floor(self.tokens / tokens_per_request)
 
     def rate(self, tokens_per_request: float, residence_s: float, used: float = 1.0) -> float:
-        """Requests/s at which a share ``used`` of the capacity is held: used * tokens = rate * residence * tokens each."""
+        """Requests/s that hold a share ``used`` of the capacity: used * tokens = rate * residence * tokens each."""
         return used * self.tokens / (tokens_per_request * residence_s)
 
 

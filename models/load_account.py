@@ -43,7 +43,7 @@ class Load:
         """Raise UserError for an impossible load."""
         for option, value in (("--prompt", self.prompt), ("--output", self.output), ("--batch", self.batch)):
             if value < 1:
-                raise UserError(f"{value} is below 1", where=option)
+                raise UserError(f"{value} is below 1", where=option, remedy="give a whole number from 1 on")
         if not 0 <= self.cached < self.prompt:
             raise UserError(
                 f"{self.cached} cached tokens of a prompt of {self.prompt}",
@@ -51,7 +51,11 @@ class Load:
                 remedy="at least one token of a prompt is always computed",
             )
         if not 0 < self.utilisation <= 1:
-            raise UserError(f"{self.utilisation:g} is outside 0..1", where="--utilisation")
+            raise UserError(
+                f"{self.utilisation:g} is not a share of the peak",
+                where="--utilisation",
+                remedy="give a number above 0 and up to 1",
+            )
         for option, name, known in (("--dtype", self.dtype, DTYPE_BYTES), ("--kv-dtype", self.kv_dtype, KV_DTYPES)):
             if name not in known:
                 raise UserError(f"{name!r} is no precision", where=option, remedy=f"one of {', '.join(known)}")

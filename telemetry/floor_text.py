@@ -69,7 +69,8 @@ def _notes(account: Account) -> Iterable[str]:
     yield (
         "By the shape: embedding by rows, KV at the mean context (prompt + output / 2), attention 4 x layers x heads "
         "x head size FLOPs a pair of tokens; floor = max(bytes / bandwidth, FLOPs / peak) + "
-        f"{device.fixed_ns / 1000:.3g} us a step. Iron law: bytes / bandwidth + FLOPs / (peak x {load.utilisation:g}) + the same."
+        f"{device.fixed_ns / 1000:.3g} us a step. Iron law: bytes / bandwidth + FLOPs / (peak x "
+        f"{load.utilisation:g}) + the same."
     )
     if thumb.weight_bytes >= GIB and (quoted := round(thumb.misread_step_s * 1e3)):
         yield (

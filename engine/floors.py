@@ -35,13 +35,16 @@ class Floors:
         if self.cost is None:
             return {}
         tokens = context = sampled = 0
-        attended = 0.0
+        more = 0.0  # pairs beyond one query a slice, for which attended tokens and context are the same
         for piece in slices:
-            tokens += piece.n
-            context += piece.start + piece.n
-            sampled += piece.sample
-            attended += pairs(piece.start, piece.n)
-        found = self.cost.floor_ns(tokens - decodes, decodes, context, sampled, attended)
+            n, held = piece.n, piece.start + piece.n
+            tokens += n
+            context += held
+            if piece.sample:
+                sampled += 1
+            if n > 1:
+                more += pairs(piece.start, n) - held
+        found = self.cost.floor_ns(tokens - decodes, decodes, context, sampled, context + more)
         return {
             "bytes": found.bytes,
             "flops": found.flops,

@@ -111,9 +111,13 @@ def render_run(run: RunFloor) -> RenderableType:
     if run.kinds:
         blocks += [Text(), _steps_table("steps", run.kinds)]
     if run.batches:
-        blocks += [Text(), _steps_table("decode batch", run.batches)]
+        blocks += [Text(), _steps_table("batch", run.batches)]
     if run.idle_share is not None:
-        blocks += [Text(), Text(f"Between steps, with work waiting: {100 * run.idle_share:.1f} % of the time.")]
+        blocks += [
+            Text(),
+            Text("steps: by kind; batch: pure decode steps by sequences; wall: where most of the time went."),
+            Text(f"Between steps, with work waiting: {100 * run.idle_share:.1f} % of the time."),
+        ]
     if run.faster:
         blocks.append(
             Text(
@@ -149,7 +153,7 @@ def _phase_table(run: RunFloor) -> Table:
 
 
 def _steps_table(title: str, groups: Sequence[StepsFloor]) -> Table:
-    table = _table(title, "n", "time", "floor", "of floor", "bytes/s", "FLOP/s", "wall (share of time)", left=1)
+    table = _table(title, "n", "time", "floor", "of floor", "GB/s", "GFLOP/s", "wall", left=1)
     for one in groups:
         table.add_row(
             one.group,
@@ -157,9 +161,9 @@ def _steps_table(title: str, groups: Sequence[StepsFloor]) -> Table:
             format_seconds(one.time_s),
             format_seconds(one.floor_s),
             _percent(one.efficiency),
-            _gb(one.bytes_per_s),
-            _rate(one.flops_per_s, ""),
-            f"{one.wall} ({100 * one.walls[one.wall]:.0f} %)",
+            f"{one.bytes_per_s / 1e9:.3g}",
+            f"{one.flops_per_s / 1e9:.3g}",
+            f"{one.wall} {100 * one.walls[one.wall]:.0f} %",
         )
     return table
 

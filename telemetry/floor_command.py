@@ -152,6 +152,6 @@ def _show(value: dict[str, object] | RenderableType) -> None:
     if isinstance(value, dict):
         typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from rich.console import Console
+    from telemetry.terminal import show
 
-    Console(highlight=False).print(value)
+    show(value)

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from engine.request import Request
     from engine.scheduler import Slice
 
@@ -31,6 +31,8 @@ class TokenLogprob(NamedTuple):
 
 def describe(row: torch.Tensor, token: int, n: int) -> TokenLogprob:
     """The entry of ``token`` and the ``n`` likeliest.  row: logits [vocabulary], finite."""
+    import torch  # the server imports this module before it may wait for torch
+
     total = float(torch.logsumexp(row.double(), 0))
     best = torch.topk(row, min(n, len(row))) if n else None
     top = (

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.sampling import Shaper
 
 STOP, LENGTH, ABORT, ERROR = "stop", "length", "abort", "error"
+GREEDY_BELOW = 1e-5  # a temperature that float32 cannot divide by; vLLM draws the same line
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,19 @@ class Request:
     def leading(self) -> bool:
         """It runs and computes its prompt: those with the same prompt do better to wait."""
         return self.state == "running" and self.generated == 0
+
+
+def derived_seed(seed: int | None, choice: int) -> int | None:
+    """The seed of one of several choices: the first has the seed itself, so it is the answer that n = 1 gives.
+
+    The others' are spread by the finaliser of splitmix64 (Steele et al., 2014); None (drawn at random) stays None.
+    """
+    if seed is None or choice == 0:
+        return seed
+    z = (seed + choice * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)
 
 
 class Refusal(Exception):

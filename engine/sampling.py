@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from engine.logprobs import describe
-from engine.request import Request, SamplingParams
+from engine.request import GREEDY_BELOW, Request, SamplingParams
 from engine.structured import GrammarError
 
-GREEDY_BELOW = 1e-5  # a temperature that no float32 division survives; vLLM draws the same line
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = 0xFFFFFFFFFFFFFFFF
 _CANDIDATES = 256  # top-p is cut from this many; the whole row is sorted only where they hold less than p
@@ -148,14 +147,6 @@ class Shaper:
     def advance(self, token: int) -> bool:
         """A token was taken; True when the answer is complete by its grammar.  Raises GrammarError."""
         return self.grammar is not None and self.grammar.advance(token)
-
-
-def derived_seed(seed: int, choice: int) -> int:
-    """The seed of one of several choices: the first has the seed itself, so it is the answer that n = 1 gives."""
-    if choice == 0:
-        return seed
-    with np.errstate(over="ignore"):
-        return int(_mix(np.uint64(seed & _MASK) ^ _mix(_GOLDEN * np.uint64(choice))))
 
 
 def gumbel(seed: int, position: int, ids: np.ndarray) -> np.ndarray:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from models.shape import ModelShape
     from models.tokenizer import Tokenizer
 
-ANY_OBJECT: Final = '{"type": "object"}'
 _WHITESPACE: Final = r" |\n[ \t]{0,20}"
 _OPTIONS: Final = "x-guidance"  # llguidance's own key in a schema; ours are fixed
 _KEPT: Final = 32

@@ -175,7 +175,8 @@ class NativeRunner:
         ids, pos = np.empty(rows, np.int32), np.empty(rows, np.int32)
         seq, slots = np.empty(rows, np.int32), np.empty(rows, np.int64)
         tables = np.zeros((len(slices), max(len(piece.request.blocks) for piece in slices)), np.int32)
-        sample, longest, at = [], 0, 0
+        sample: list[int] = []  # rows whose logits are wanted
+        longest = at = 0
         for index, piece in enumerate(slices):
             end = at + piece.n
             blocks = piece.request.blocks

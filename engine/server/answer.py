@@ -27,6 +27,8 @@ def json_headers(service: Service, request_id: str | None = None, error: ApiErro
         headers[names.REQUEST_ID_HEADER] = request_id
     if error is not None and error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
+    if error is not None and error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return headers
 
 

@@ -16,7 +16,6 @@ from engine.server.fields import ApiError
 from models.errors import UserError
 
 OPEN: Final = ("/health", "/health/live", "/health/ready", "/metrics", "/openapi.json")
-CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 
 
 class ApiKey:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from engine.server import debug
 from engine.server.answer import json_headers
-from engine.server.api_key import CHALLENGE, OPEN
+from engine.server.api_key import OPEN
 from engine.server.generate import (
     chat_completions,
     check_model,
@@ -75,8 +75,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _error(request: web.Request, error: ApiError) -> web.Response:
     headers = json_headers(request.app[SERVICE], error=error)
-    if error.status == 401:
-        headers.update(CHALLENGE)
     return web.Response(status=error.status, body=dumps(error.body()), content_type="application/json", headers=headers)
 
 

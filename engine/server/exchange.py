@@ -225,7 +225,11 @@ class Exchange:
                 found[names.ATTR_MAX_TOKENS] = self.call.max_tokens
             if self.call.seed is not None:
                 found[names.ATTR_SEED] = self.call.seed
-            used: dict[str, AttributeValue] = {"n": self.call.n, "response_format": self.call.response_format, "echo": self.call.echo}
+            used: dict[str, AttributeValue] = {
+                "n": self.call.n,
+                "response_format": self.call.response_format,
+                "echo": self.call.echo,
+            }
             found.update({names.ATTR_SAMPLING_PREFIX + key: value for key, value in used.items()})
         if self.choices:
             found[names.ATTR_INPUT_TOKENS] = len(self.choices[0].work.prompt_ids)

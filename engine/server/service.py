@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from engine.server.exchange import Books, Exchange, Reporter
 from engine.server.api_key import ApiKey
+from engine.server.exchange import Books, Exchange, Reporter
 from engine.server.openai_api import ApiError
 from engine.server.responses import Voice
 from engine.server.stream import Hop

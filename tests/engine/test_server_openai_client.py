@@ -82,8 +82,8 @@ def test_errors_become_the_clients_exceptions() -> None:
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             await ai.chat.completions.create(model="gpt-9", messages=HELLO)  # type: ignore[arg-type]
         with pytest.raises(openai.BadRequestError) as caught:
-            await ai.chat.completions.create(model=model, messages=HELLO, n=2)  # type: ignore[arg-type]
-        assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
+            await ai.chat.completions.create(model=model, messages=HELLO, tools=[{"type": "function"}])  # type: ignore
+        assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
         with pytest.raises(openai.BadRequestError) as caught:
             await ai.chat.completions.create(model=model, messages=HELLO, max_tokens=100_000)  # type: ignore[arg-type]
         assert caught.value.code == "context_length_exceeded"

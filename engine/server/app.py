@@ -21,7 +21,7 @@ from engine.server.generate import (
     too_large,
 )
 from engine.server.openai_api import ApiError, bad, parse_detokenize, parse_json, parse_tokenize
-from engine.server.openapi import DESCRIPTION
+from engine.server.openapi import describe
 from engine.server.responses import dumps
 from engine.server.service import SERVICE, Service, State, unavailable
 
@@ -140,7 +140,9 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 async def openapi(request: web.Request) -> web.Response:
     """GET /openapi.json: what this server accepts and answers."""
-    return _json(request.app[SERVICE], DESCRIPTION)
+    service = request.app[SERVICE]
+    model = service.engine.model
+    return _json(service, describe(model.name, model.shape.vocab))
 
 
 async def live(request: web.Request) -> web.Response:

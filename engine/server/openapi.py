@@ -2,6 +2,7 @@
 
 What must hold: it says what ``openai_api`` accepts, option by option and bound by bound; a test compares the two.  An
 option that may be left out may be null as well.  Under ``/debug`` only the two windows that are always there are told.
+Bounds that depend on the model are filled in when there is one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _STRING: Final[Schema] = {"type": "string"}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _FLAG: Final[Schema] = {"type": ["boolean", "null"]}
 _TEXT: Final[Schema] = {"type": "string", "minLength": 1}
-_TOKENS: Final[Schema] = {"type": "array", "items": _COUNT}
+_TOKENS: Final[Schema] = {"type": "array", "items": _ref("TokenId")}
 _SOME_TOKENS: Final[Schema] = {**_TOKENS, "minItems": 1}
 _MAYBE_TEXT: Final[Schema] = {"type": ["string", "null"]}
 
@@ -73,7 +74,7 @@ _RESPONSE_FORMAT: Final = _or_null(
 
 #: Options of both endpoints that generate.
 _COMMON: Final[Schema] = {
-    "model": {"type": "string", "description": "The model's name, as in /v1/models."},
+    "model": _ref("ModelName"),
     "max_tokens": {"type": ["integer", "null"], "minimum": 1, "description": "Missing: what the context has room for."},
     "min_tokens": {"type": ["integer", "null"], "minimum": 0},
     "n": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_CHOICES},
@@ -133,7 +134,7 @@ _COMPLETION: Final[Schema] = {
 }
 _TOKENIZE: Final = _object(
     {
-        "model": _MAYBE_TEXT,
+        "model": _or_null(_ref("ModelName")),
         "prompt": _MAYBE_TEXT,
         "messages": _or_null(_MESSAGES),
         "add_generation_prompt": _FLAG,
@@ -142,7 +143,7 @@ _TOKENIZE: Final = _object(
     }
 )
 _TOKENIZE["description"] = "Either prompt or messages."
-_DETOKENIZE: Final = _object({"model": _MAYBE_TEXT, "tokens": _TOKENS}, ("tokens",))
+_DETOKENIZE: Final = _object({"model": _or_null(_ref("ModelName")), "tokens": _TOKENS}, ("tokens",))
 
 _USAGE: Final = _object(
     {
@@ -186,6 +187,8 @@ _MODEL: Final = _object(
 _ERROR_FIELDS: Final[Schema] = {"message": _STRING, "type": _STRING, "param": _MAYBE_TEXT, "code": _MAYBE_TEXT}
 
 _SCHEMAS: Final[Schema] = {
+    "ModelName": {"type": "string", "description": "As in /v1/models."},
+    "TokenId": _COUNT,
     "Message": _MESSAGE,
     "ChatRequest": _object(_CHAT, ("model", "messages")),
     "CompletionRequest": _object(_COMPLETION, ("model", "prompt")),
@@ -254,7 +257,7 @@ def _raw(media: str) -> Schema:
     return {"200": {"description": "The figures.", "content": {media: {"schema": {}}}}}
 
 
-_MODEL_NAME: Final[Schema] = {"name": "model", "in": "path", "required": True, "schema": _STRING}
+_MODEL_NAME: Final[Schema] = {"name": "model", "in": "path", "required": True, "schema": _ref("ModelName")}
 _AFTER: Final[Schema] = {"name": "after", "in": "query", "required": False, "schema": {"type": "integer"}}
 
 DESCRIPTION: Final[Schema] = {
@@ -280,7 +283,9 @@ DESCRIPTION: Final[Schema] = {
         "/metrics": _get(
             "Prometheus metrics", {**_raw("text/plain"), "503": _responses("State", "503")["503"]}, open_to_all=True
         ),
-        "/openapi.json": _get("This description", _raw("application/json"), open_to_all=True),
+        "/openapi.json": _get(
+            "This description", {**_raw("application/json"), "503": _responses("State", "503")["503"]}, open_to_all=True
+        ),
         "/debug/steps": _get(
             "The step log, an Arrow stream",
             {
@@ -296,3 +301,13 @@ DESCRIPTION: Final[Schema] = {
         "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "Only with --api-key-env."}},
     },
 }
+
+
+def describe(model: str, vocab: int) -> Schema:
+    """The description of a server with this model: its name, and token ids below ``vocab``."""
+    schemas = {
+        **_SCHEMAS,
+        "ModelName": {"enum": [model]},
+        "TokenId": {"type": "integer", "minimum": 0, "maximum": vocab - 1},
+    }
+    return {**DESCRIPTION, "components": {**DESCRIPTION["components"], "schemas": schemas}}

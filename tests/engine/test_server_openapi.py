@@ -12,7 +12,7 @@ import pytest
 from engine.server import openai_api
 from engine.server.app import build_app
 from engine.server.fields import Fields
-from engine.server.openapi import DESCRIPTION
+from engine.server.openapi import DESCRIPTION, describe
 from engine.server.service import Limits, Service
 from tests.engine.serving import client, serving
 
@@ -117,7 +117,10 @@ def test_every_path_is_described_and_the_other_way_round() -> None:
 def test_it_is_served_and_every_reference_leads_somewhere() -> None:
     async def go() -> None:
         async with serving() as server, client(server) as http:
-            assert await (await http.get("/openapi.json")).json() == DESCRIPTION
+            served = await (await http.get("/openapi.json")).json()
+            assert served == describe("tiny", 512)
+            assert served["components"]["schemas"]["ModelName"] == {"enum": ["tiny"]}
+            assert served["paths"] == DESCRIPTION["paths"]
 
     asyncio.run(go())
 

@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench accept accept-demo clean
+.PHONY: help demo test lint lock bench accept accept-demo accept-conformance clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +48,10 @@ accept: accept-demo ## the long checks, one target each; results are kept in doc
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
 	@$(BIN)/python -m benchmarks.accept_demo --runs $(DEMOS)
+
+CONFORMANCE ?= 400
+accept-conformance: $(VENV)/.run ## schemathesis against a server of your own (URL=http://...), CONFORMANCE (400) requests an operation
+	@$(BIN)/python -m benchmarks.conformance --url $(URL) --examples $(CONFORMANCE)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -42,6 +42,9 @@ def serve_command(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that requests in flight may take after a stop.", min=0.0)
     ] = 10.0,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Variable with the key that clients must send [anyone may ask].")
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option(help='Written once ready: {"url": ..., "pid": ...}.')] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
@@ -49,6 +52,9 @@ def serve_command(
     if log_level.lower() not in LOG_LEVELS:
         raise UserError(f"{log_level!r} is no log level", where="--log-level", remedy=f"one of {', '.join(LOG_LEVELS)}")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from engine.server.api_key import key_from_environment
+
+    api_key = key_from_environment(api_key_env) if api_key_env is not None else None
     lower_priority(nice)
     # Between two parts of a step OpenMP's threads spin for milliseconds by default; on cores that others want as well
     # that is time the waited-for thread does not get.  Read once, when torch loads the library.
@@ -75,6 +81,7 @@ def serve_command(
         otlp_endpoint=None if no_spans else otlp_endpoint,
         limits=Limits(body=body_limit, drain_s=drain_timeout),
         ready_file=ready_file,
+        api_key=api_key,
     )
     code = serve(options, lambda line: print(line, flush=True))
     if code:

@@ -25,6 +25,7 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
 from engine.floors import Floors
+from engine.logprobs import LogprobStream, TokenLogprob, sampled_rows
 from engine.native.build import NoCompiler
 from engine.native.runner import NativeRunner, fits
 from engine.phase_clock import PhaseClock
@@ -41,9 +42,10 @@ from engine.request import (
     SamplingParams,
 )
 from engine.runner_cpu import CpuRunner
-from engine.sampling import sample
+from engine.sampling import Shaper, sample
 from engine.scheduler import Plan, Scheduler, Slice
 from engine.steplog import StepLog, StepRecord
+from engine.structured import GrammarError
 from models.cpu_device import this_cpu
 from models.roofline import StepCost
 from models.store import LoadedModel
@@ -58,7 +60,7 @@ class Runner(Protocol):
     max_context: int
 
     def forward(self, slices: Sequence[Slice]) -> torch.Tensor:
-        """Logits [rows that sample, vocabulary] float32."""
+        """Logits [sum of the slices' ``rows``, vocabulary] float32."""
 
 
 @dataclass(slots=True)
@@ -138,7 +140,10 @@ class Engine:
         if prompt + params.max_tokens > pool_tokens:
             raise NeverFits(prompt + params.max_tokens, pool_tokens)
         request.tokens = list(request.prompt_ids)
-        request.text = TextStream(params.stop)
+        # a JSON value ends by itself: a stop string inside it is part of it
+        request.text = TextStream(params.stop if params.grammar is None else ())
+        request.shaper = Shaper.of(params)
+        request.told = LogprobStream() if params.logprobs is not None else None
         request.seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
         with self._lock:
             ahead = len(self.scheduler.waiting) + self._pending
@@ -222,6 +227,7 @@ class Engine:
         try:
             logits = self.runner.forward(plan.slices)
             sampling = [piece.request for piece in plan.slices if piece.sample]
+            logits = sampled_rows(logits, plan.slices)
             tokens, finite = sample(logits, sampling, self._eos) if sampling else ([], [])
         except Exception as error:  # a failed step must not take the engine down with it
             log.exception("step %d failed", self._stats.steps)
@@ -257,7 +263,7 @@ class Engine:
         recomputed = 0
         samples = iter(zip(tokens, finite, strict=True))
         done: list[tuple[Request, str, str | None, str]] = []
-        news: list[tuple[Request, str, int]] = []
+        news: list[tuple[Request, str, int, tuple[TokenLogprob, ...]]] = []
         context = 0
         decodes = [piece.decode for piece in plan.slices]  # before the tokens move on
         for piece in plan.slices:
@@ -270,15 +276,20 @@ class Engine:
                 continue
             token, ok = next(samples)
             if not ok:  # its pages may hold anything: they must not be found by others
-                stats.nonfinite_rows += 1
-                done.append((request, ERROR, "the logits are not finite", ""))
+                stats.nonfinite_rows += request.failure is None
+                done.append((request, ERROR, request.failure or "the logits are not finite", ""))
                 continue
             self.scheduler.commit(piece)
-            text, reason = self._append(request, token)
+            try:
+                text, reason = self._append(request, token)
+            except GrammarError as problem:
+                done.append((request, ERROR, f"the grammar of the answer: {problem}", ""))
+                continue
             if reason is not None:
                 done.append((request, reason, None, text))
             else:
-                news.append((request, text, token))
+                told = self._told(request, token, text) if request.told is not None else ()
+                news.append((request, text, token, told))
         end = time.monotonic_ns()
         for piece, decode in zip(plan.slices, decodes, strict=True):
             self._account(piece, decode=decode, start=start, end=end, number=number, batch=batch)
@@ -286,8 +297,8 @@ class Engine:
         stats.step_tokens += plan.tokens
         stats.recomputed_tokens += recomputed
         self._log(plan, decodes, number, start, end, gap, recomputed, context)
-        for request, text, token in news:
-            request.emit(Output(request.id, text, (token,), None, None, end))
+        for request, text, token, told in news:
+            request.emit(Output(request.id, text, (token,), None, None, end, told))
         for request, reason, error, text in done:
             self._end(request, reason, end, error=error, text=text)
         self._last_end_ns = end if self.scheduler.running else None
@@ -299,15 +310,26 @@ class Engine:
         stats.generation_tokens += 1
         if request.text is None:
             raise RuntimeError("request without a text stream")
-        ends = (token in self._eos and not params.ignore_eos) or token in params.stop_token_ids
+        ends = self._ends(params, token)
         text = "" if ends else request.text.push(self.model.tokenizer.token_bytes(token))
         if request.text.stopped:
             return text, STOP
-        if ends:
+        if ends or (request.shaper is not None and request.shaper.advance(token)):
             return text + request.text.finish(), STOP
         if request.generated >= params.max_tokens:
             return text + request.text.finish(), LENGTH
         return text, None
+
+    def _ends(self, params: SamplingParams, token: int) -> bool:
+        """Is it a token that ends an answer and is no part of it?"""
+        return (token in self._eos and not params.ignore_eos) or token in params.stop_token_ids
+
+    def _told(self, request: Request, token: int, text: str) -> tuple[TokenLogprob, ...]:
+        """Logprobs that may be sent with ``text``; a token that ended the answer is not among them."""
+        if request.told is None or request.text is None:
+            return ()
+        entry = None if self._ends(request.params, token) else request.newest
+        return request.told.note(entry, text, request.text.decoded)
 
     def _account(self, piece: Slice, *, decode: bool, start: int, end: int, number: int, batch: int) -> None:
         """The step as this request saw it: clock marks and facts."""
@@ -374,6 +396,7 @@ class Engine:
     def _end(self, request: Request, reason: str, now: int, *, error: str | None = None, text: str = "") -> None:
         """The request is over: everything it holds is given back, once, and its client is told."""
         token_ids = tuple(request.tokens[-1:]) if reason in (STOP, LENGTH) else ()
+        told = self._told(request, token_ids[0], text) if token_ids and request.told is not None else ()
         if request.state == "waiting":
             with self._lock:
                 self._stats.waiting_tokens -= len(request.tokens)
@@ -382,7 +405,7 @@ class Engine:
         self._stats.finished[reason] += 1
         request.clock.ended(now, self._stats.stall_ns)
         self.floors.over(request)
-        request.emit(Output(request.id, text, token_ids, reason, error, now))
+        request.emit(Output(request.id, text, token_ids, reason, error, now, told))
 
 
 def build(config: EngineConfig, model: LoadedModel) -> Engine:

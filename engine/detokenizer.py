@@ -16,17 +16,20 @@ class TextStream:
     become U+FFFD; an unfinished character at the very end of an answer is dropped, since it is no text yet.
     """
 
-    __slots__ = ("_decoder", "_held", "_stops", "stopped")
+    __slots__ = ("_decoder", "_held", "_stops", "decoded", "stopped")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stops = stops
         self._held = ""
         self.stopped = False
+        self.decoded = 0  # characters so far, sent or not
 
     def push(self, token: bytes) -> str:
         """Add the bytes of one token; returns the text that may be sent now.  Sets ``stopped`` at a stop string."""
-        text = self._held + self._decoder.decode(token)
+        new = self._decoder.decode(token)
+        self.decoded += len(new)
+        text = self._held + new
         if not self._stops:
             return text
         best: tuple[int, int] | None = None

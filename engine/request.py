@@ -8,16 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.detokenizer import TextStream
+from engine.logprobs import LogprobStream, TokenLogprob
 from engine.phase_clock import PhaseClock
+from engine.structured import Grammar
+
+if TYPE_CHECKING:
+    from engine.sampling import Shaper
 
 STOP, LENGTH, ABORT, ERROR = "stop", "length", "abort", "error"
+GREEDY_BELOW = 1e-5  # a temperature that float32 cannot divide by; vLLM draws the same line
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens.  temperature 0 is greedy; top_k 0 and top_p 1 do not cut; seed None: drawn at random."""
+    """How to choose tokens.  temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 do not cut; seed None: random.
+
+    logit_bias: (token, added to its logit).  logprobs, prompt_logprobs: how many likeliest tokens to tell beside each
+    token (0: itself alone); None: tell nothing.  Under a grammar, stop strings do not cut, and stop_token_ids end the
+    answer only where it is complete.
+    """
 
     max_tokens: int
     min_tokens: int = 0
@@ -28,6 +40,19 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def penalised(self) -> bool:
+        """Does any penalty act?"""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +60,7 @@ class Output:
     """One increment of an answer.  text: a delta, "" while bytes or a possible stop string are held back.
 
     t_ns: when the step that sampled it ended.  finish_reason: None while the answer goes on, else stop, length,
-    abort or error (then ``error`` says what).
+    abort or error (then ``error`` says what).  logprobs: of the tokens whose text is sent up to here, where asked for.
     """
 
     request_id: str
@@ -44,11 +69,15 @@ class Output:
     finish_reason: str | None
     error: str | None
     t_ns: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt on its way through the engine.  ``emit`` runs on the engine thread and must not block."""
+    """One prompt on its way through the engine.  ``emit`` runs on the engine thread and must not block.
+
+    leader: the first of several requests with this prompt; this one waits until the leader's pages can be found.
+    """
 
     id: str
     prompt_ids: list[int]
@@ -63,6 +92,12 @@ class Request:
     registered: int = 0  # full pages of this request that are registered or hit
     lost: int = 0  # tokens to compute again after a preemption
     text: TextStream | None = None
+    leader: Request | None = None
+    shaper: Shaper | None = None  # what is done to its logits; None: nothing
+    told: LogprobStream | None = None  # None: it did not ask for logprobs
+    newest: TokenLogprob | None = None  # of the token sampled last
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the prompt's second token and on
+    failure: str | None = None  # why it cannot go on, when that is not its logits
     state: str = "new"  # new, waiting, running, finished
     chunk_end_ns: int = 0  # end of the step with its last prefill chunk, and the stall total then
     chunk_stall: int = 0
@@ -77,6 +112,29 @@ class Request:
     def generated(self) -> int:
         """Number of tokens generated so far."""
         return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Logprobs of its prompt are asked for and not all known: every row is computed, none found in the cache."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_ids) - 1
+
+    @property
+    def leading(self) -> bool:
+        """It runs and computes its prompt: those with the same prompt do better to wait."""
+        return self.state == "running" and self.generated == 0
+
+
+def derived_seed(seed: int | None, choice: int) -> int | None:
+    """The seed of one of several choices: the first has the seed itself, so it is the answer that n = 1 gives.
+
+    The others' are spread by the finaliser of splitmix64 (Steele et al., 2014); None (drawn at random) stays None.
+    """
+    if seed is None or choice == 0:
+        return seed
+    z = (seed + choice * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)
 
 
 class Refusal(Exception):

@@ -79,7 +79,7 @@ class CpuRunner:
 
     @torch.inference_mode()
     def forward(self, slices: Sequence[Slice]) -> torch.Tensor:
-        """Compute the slices (decodes first) and write their KV; logits for those with ``sample``, in order."""
+        """Compute the slices (decodes first) and write their KV; logits of ``rows`` of each, in order."""
         shape, eps = self.shape, self.shape.rms_eps
         step = _Step(slices, self.config.block_size)
         cos, sin = self._cos[step.positions].unsqueeze(1), self._sin[step.positions].unsqueeze(1)
@@ -161,7 +161,9 @@ class _Step:
             ids.extend(request.tokens[piece.start : end])
             positions.extend(range(piece.start, end))
             slots.extend(_slots(request.blocks, piece.start, end, block_size))
-            if piece.sample:
+            if piece.all_logits:
+                sampled.extend(range(len(ids) - piece.n, len(ids)))
+            elif piece.sample:
                 sampled.append(len(ids) - 1)
         self.ids, self.positions = torch.tensor(ids), torch.tensor(positions)
         self.slots, self.sampled = torch.tensor(slots), torch.tensor(sampled, dtype=torch.long)

@@ -1,20 +1,25 @@
 """From logits to tokens, row by row independent of its batch-mates.
 
-Randomness is a counter: the noise of a candidate is a function of (seed, position, token id) alone, so a seed gives
-the same tokens whatever else is in the batch.  A sample is argmax(logits / T + Gumbel noise), which draws from
-softmax(logits / T) (the Gumbel-max trick; Maddison et al., arXiv 1411.0030).
+In this order: logit bias, bans (end-of-text below min_tokens), penalties, grammar mask, temperature, min-p, top-k,
+top-p.  Randomness is a counter: the noise of a candidate is a function of (seed, position, token id) alone, so a seed
+gives the same tokens whatever else is in the batch.  A sample is argmax(logits / T + Gumbel noise), which draws from
+softmax(logits / T) (the Gumbel-max trick; Maddison et al., arXiv 1411.0030).  A plain greedy row costs its argmax.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from engine.request import Request
+from engine.logprobs import describe
+from engine.request import GREEDY_BELOW, Request, SamplingParams
+from engine.structured import GrammarError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK = 0xFFFFFFFFFFFFFFFF
 _CANDIDATES = 256  # top-p is cut from this many; the whole row is sorted only where they hold less than p
 
 
@@ -22,7 +27,8 @@ def sample(logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int
     """The next token of every row.
 
     logits: [rows, vocabulary] float32, row i belongs to requests[i].  Returns token ids, and for each row whether
-    its logits were finite; where they were not, the token means nothing and the request must fail.
+    its logits were finite; where they were not, the token means nothing and the request must fail.  Where a request
+    fails for another reason, its ``failure`` says so.  Logprobs that were asked for are put on the request.
     """
     with np.errstate(over="ignore"):
         finite = torch.isfinite(logits.sum(dim=-1)).tolist()
@@ -31,48 +37,121 @@ def sample(logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int
             if finite[row]:
                 params = request.params
                 banned = eos.union(params.stop_token_ids) if request.generated < params.min_tokens else frozenset()
-                if banned or params.temperature > 0:
-                    tokens[row] = _sample_row(logits[row], request, banned)
+                if banned or params.temperature >= GREEDY_BELOW or request.shaper is not None:
+                    try:
+                        tokens[row] = _sample_row(logits[row], request, banned)
+                    except GrammarError as error:
+                        request.failure, finite[row] = f"the grammar of the answer: {error}", False
+                        continue
+                if params.logprobs is not None:
+                    request.newest = describe(logits[row], tokens[row], params.logprobs)
     return tokens, finite
 
 
 def _sample_row(logits: torch.Tensor, request: Request, banned: frozenset[int]) -> int:
     params = request.params
-    if banned:
+    if request.shaper is not None:
+        logits = request.shaper(logits, request, banned)
+    elif banned:
         logits = logits.clone()
         logits[list(banned)] = float("-inf")
-    if params.temperature <= 0:
+    if params.temperature < GREEDY_BELOW:
         return int(logits.argmax())
-    scaled = logits / params.temperature
-    if params.top_k <= 0 and params.top_p >= 1:
+    scaled = (logits - logits.max()) / params.temperature
+    if params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0:
         ids, values = np.arange(len(scaled), dtype=np.int64), scaled.numpy().astype(np.float64)
     else:
-        ids, values = _candidates(scaled, params.top_k, params.top_p)
+        ids, values = _candidates(scaled, params)
     noise = gumbel(request.seed, len(request.tokens), ids)
     return int(ids[int(np.argmax(values + noise))])
 
 
-def _candidates(scaled: torch.Tensor, top_k: int, top_p: float) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and logits that survive top-k, then top-p (the smallest set of at least that probability)."""
-    size = len(scaled)
-    keep = min(top_k, size) if top_k > 0 else size
-    peak = scaled.max()
-    total = float(torch.exp(scaled - peak).sum())  # over all, for top-p without top-k
-    for n in (min(keep, _CANDIDATES), keep):
+def _candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and logits (the highest is 0) that survive min-p, then top-k, then top-p of what they left.
+
+    min-p keeps what has at least that share of the likeliest token's probability; top-p keeps the smallest set of at
+    least that probability.
+    """
+    alive = scaled if params.min_p <= 0 else scaled[scaled >= math.log(params.min_p)]
+    limit = min(params.top_k, len(alive)) if params.top_k > 0 else len(alive)
+    if params.top_p >= 1:
+        best = torch.topk(scaled, limit)
+        return best.indices.numpy(), best.values.numpy().astype(np.float64)
+    total = float(torch.exp(alive).sum()) if limit == len(alive) else None
+    for n in (min(limit, _CANDIDATES), limit) if total is not None else (limit,):
         best = torch.topk(scaled, n)
-        weights = torch.exp(best.values - peak).numpy().astype(np.float64)
-        share = np.cumsum(weights) / (weights.sum() if top_k > 0 and n == keep else total)
-        if top_p >= 1 and n == keep:
-            return best.indices.numpy(), best.values.numpy().astype(np.float64)
-        if top_p < 1 and (share[-1] >= top_p or n == keep) and not (top_k > 0 and n < keep):
-            cut = int(np.searchsorted(share, top_p)) + 1
-            return best.indices.numpy()[:cut], best.values.numpy()[:cut].astype(np.float64)
-    raise AssertionError("unreachable: the last round keeps all candidates")
+        weights = torch.exp(best.values).numpy().astype(np.float64)
+        share = np.cumsum(weights) / (weights.sum() if total is None else total)
+        if share[-1] >= params.top_p or n == limit:
+            break
+    cut = int(np.searchsorted(share, params.top_p)) + 1
+    return best.indices.numpy()[:cut], best.values.numpy()[:cut].astype(np.float64)
+
+
+class Shaper:
+    """What one request wants done to its logits before a token is drawn, and what that needs to remember.
+
+    Penalties: repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et
+    al., arXiv 1909.05858); frequency and presence take off count * f and p for tokens of the output (OpenAI's
+    formula).
+    """
+
+    __slots__ = ("_bias", "_counted", "_counts", "_ids", "_seen", "grammar")
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._ids = [token for token, _ in params.logit_bias]
+        self._bias = torch.tensor([bias for _, bias in params.logit_bias], dtype=torch.float32)
+        self._counts = self._seen = np.empty(0)
+        self._counted = 0
+        self.grammar = params.grammar.start() if params.grammar is not None else None
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Shaper | None:
+        """None when nothing was asked: then a row costs nothing."""
+        asked = params.logit_bias or params.penalised or params.grammar is not None
+        return cls(params) if asked else None
+
+    def __call__(self, logits: torch.Tensor, request: Request, banned: frozenset[int]) -> torch.Tensor:
+        """A changed copy of a row.  Raises GrammarError."""
+        params, logits = request.params, logits.clone()
+        if self._ids:
+            logits[self._ids] += self._bias
+        if banned:
+            logits[list(banned)] = float("-inf")
+        if params.penalised:
+            self._count(request, len(logits))
+            if params.repetition_penalty != 1:
+                seen = torch.from_numpy(np.flatnonzero(self._seen))
+                old = logits[seen]
+                logits[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
+            made = np.flatnonzero(self._counts)
+            off = params.frequency_penalty * self._counts[made] + params.presence_penalty
+            logits[torch.from_numpy(made)] -= torch.from_numpy(off.astype(np.float32))
+        if self.grammar is not None:
+            forbidden = torch.from_numpy(self.grammar.forbidden())
+            if self.grammar.complete and params.stop_token_ids:  # where the answer may end, they may end it
+                forbidden[list(params.stop_token_ids)] = False
+            logits[forbidden] = float("-inf")
+        return logits
+
+    def _count(self, request: Request, vocab: int) -> None:
+        if not len(self._counts):
+            self._counts, self._seen = np.zeros(vocab, np.int32), np.zeros(vocab, np.bool_)
+            self._seen[request.prompt_ids] = True
+            self._counted = len(request.prompt_ids)
+        for token in request.tokens[self._counted :]:
+            self._counts[token] += 1
+            self._seen[token] = True
+        self._counted = len(request.tokens)
+
+    def advance(self, token: int) -> bool:
+        """A token was taken; True when the answer is complete by its grammar.  Raises GrammarError."""
+        return self.grammar is not None and self.grammar.advance(token)
 
 
 def gumbel(seed: int, position: int, ids: np.ndarray) -> np.ndarray:
     """Gumbel(0, 1) noise, float64, one per token id: a function of its three arguments and nothing else."""
-    base = _mix(np.uint64(seed & 0xFFFFFFFFFFFFFFFF) + _GOLDEN * np.uint64(position + 1))
+    base = _mix(np.uint64(seed & _MASK) + _GOLDEN * np.uint64(position + 1))
     bits = _mix(base + _GOLDEN * (ids.astype(np.uint64) + np.uint64(1)))
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return -np.log(-np.log(uniform))

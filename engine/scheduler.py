@@ -32,6 +32,16 @@ class Slice:
         """One new token after an earlier one, as opposed to (a chunk of) prefill or recompute."""
         return self.n == 1 and self.sample and self.request.generated > 0
 
+    @property
+    def all_logits(self) -> bool:
+        """Is every row's logits wanted (for logprobs of the prompt), or the sampling one's alone?"""
+        return self.request.wants_prompt
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits that it takes."""
+        return self.n if self.all_logits else int(self.sample)
+
 
 @dataclass(slots=True)
 class Plan:
@@ -109,7 +119,9 @@ class Scheduler:
     def _admit(self, plan: Plan, budget: int) -> None:
         while budget > 0 and self.waiting and len(self.running) < self.config.max_batch:
             request = self.waiting[0]
-            pages, chain = self.pool.match(request.tokens)
+            if request.leader is not None and request.leader.leading:
+                return
+            pages, chain = ([], ROOT) if request.wants_prompt else self.pool.match(request.tokens)
             need = self.pool.pages(len(request.tokens)) - len(pages)
             reserve = self._reserve if self.running else 0
             if need + reserve > self.pool.available:

@@ -170,13 +170,14 @@ class NativeRunner:
         return held.data_ptr()
 
     def forward(self, slices: Sequence[Slice]) -> torch.Tensor:
-        """Compute the slices and write their KV; logits for those with ``sample``, in order."""
+        """Compute the slices and write their KV; logits of ``rows`` of each, in order."""
         shape, size = self.shape, self.config.block_size
         rows = sum(piece.n for piece in slices)
         ids, pos = np.empty(rows, np.int32), np.empty(rows, np.int32)
         seq, slots = np.empty(rows, np.int32), np.empty(rows, np.int64)
         tables = np.zeros((len(slices), max(len(piece.request.blocks) for piece in slices)), np.int32)
-        sample, longest, at = [], 0, 0
+        sample: list[int] = []  # rows whose logits are wanted
+        longest = at = 0
         for index, piece in enumerate(slices):
             end = at + piece.n
             blocks = piece.request.blocks
@@ -186,7 +187,9 @@ class NativeRunner:
             pos[at:end], seq[at:end] = positions, index
             slots[at:end] = tables[index, positions // size].astype(np.int64) * size + positions % size
             longest = max(longest, piece.start + piece.n)
-            if piece.sample:
+            if piece.all_logits:
+                sample.extend(range(at, end))
+            elif piece.sample:
                 sample.append(end - 1)
             at = end
         vocab = -(-shape.vocab // _PANEL) * _PANEL

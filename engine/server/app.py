@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from aiohttp import web
 
 from engine.server import debug
+from engine.server.answer import json_headers
+from engine.server.api_key import OPEN
 from engine.server.generate import (
     chat_completions,
     check_model,
     completions,
     internal_error,
-    json_headers,
     prompt_ids,
     too_large,
 )
-from engine.server.openai_api import ApiError, parse_json, parse_tokenize
+from engine.server.openai_api import ApiError, bad, parse_detokenize, parse_json, parse_tokenize
+from engine.server.openapi import describe
 from engine.server.responses import dumps
 from engine.server.service import SERVICE, Service, State, unavailable
 
 log = logging.getLogger("tailspan.server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SELF_CHECKED: Final = (chat_completions, completions)  # they check the key inside the exchange: a 401 has its span too
 
 
 def build_app(service: Service) -> web.Application:
@@ -36,6 +40,8 @@ def build_app(service: Service) -> web.Application:
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{model}", one_model)
     app.router.add_post("/tokenize", tokenize)
+    app.router.add_post("/detokenize", detokenize)
+    app.router.add_get("/openapi.json", openapi)
     app.router.add_get("/health", ready)
     app.router.add_get("/health/live", live)
     app.router.add_get("/health/ready", ready)
@@ -49,6 +55,8 @@ def build_app(service: Service) -> web.Application:
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves as JSON; one that nobody foresaw is a 500 that says so and a traceback in the log."""
     try:
+        if request.path not in OPEN and request.match_info.handler not in SELF_CHECKED:
+            request.app[SERVICE].check_key(request.headers)
         return await handler(request)
     except ApiError as error:
         return _error(request, error)
@@ -102,16 +110,39 @@ async def tokenize(request: web.Request) -> web.Response:
     """POST /tokenize: {"prompt"} or {"messages"} -> {"count", "max_model_len", "tokens"} (vLLM's shape)."""
     service = request.app[SERVICE]
     engine = service.engine
-    try:
-        raw = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise too_large(service) from error
-    call = parse_tokenize(parse_json(raw))
+    call = parse_tokenize(await _body(request))
     if call.model is not None:
         check_model(service, call.model)
     generate, special = call.add_generation_prompt, call.add_special_tokens
     ids = await prompt_ids(service, call.messages, call.prompt, generate=generate, special=special)
     return _json(service, {"count": len(ids), "max_model_len": engine.max_context, "tokens": ids})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize: {"tokens"} -> {"prompt"} (vLLM's shape), special tokens spelled out."""
+    service = request.app[SERVICE]
+    model = service.engine.model
+    call = parse_detokenize(await _body(request))
+    if call.model is not None:
+        check_model(service, call.model)
+    if call.tokens and max(call.tokens) >= model.shape.vocab:
+        highest = model.shape.vocab - 1
+        raise bad(f"'tokens' holds {max(call.tokens)}, but the vocabulary ends at {highest}.", "tokens")
+    return _json(service, {"prompt": model.tokenizer.decode(list(call.tokens), skip_special=False)})
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        return parse_json(await request.read())
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large(request.app[SERVICE]) from error
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """GET /openapi.json: what this server accepts and answers."""
+    service = request.app[SERVICE]
+    model = service.engine.model
+    return _json(service, describe(model.name, model.shape.vocab))
 
 
 async def live(request: web.Request) -> web.Response:

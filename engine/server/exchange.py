@@ -3,13 +3,17 @@
 What must hold: every exchange closes exactly once, with a closed phase clock, one span and one count; an exchange
 whose client is gone tells the engine at once, and closes when the engine has let go of it (until then the clock is
 the engine's).  ``Books`` balance at all times: received = live + every outcome.
+
+An answer of several choices is several requests of the engine.  Its account is that of the choice that ended last:
+the one that the client waited for.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +21,8 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from engine.phase_clock import PhaseClock
-from engine.request import ABORT, ERROR, Output, Request
+from engine.request import ABORT, ERROR, Output, Refusal, Request
+from engine.server.choices import Choice
 from engine.server.openai_api import ApiError, Call
 from engine.server.stream import Mailbox
 from engine.server.tracing import RequestTracer, trace_id
@@ -68,11 +73,8 @@ class Exchange:
         self.id = request_id
         self.clock = PhaseClock(head_ns)
         self.call: Call | None = None
-        self.work: Request | None = None
+        self.choices: list[Choice] = []
         self.mailbox: Mailbox | None = None
-        self.completion_tokens = 0
-        self.token_ns: list[int] = []
-        self.finish_reason: str | None = None
         self.error: ApiError | None = None
         self._reporter, self._span, self._on_close = reporter, span, on_close
         self._submitted = False
@@ -82,24 +84,54 @@ class Exchange:
         reporter.books.live += 1
 
     # --- on the way ---
-    def submit(self, engine: Engine, work: Request, mailbox: Mailbox) -> None:
-        """Hand it to the engine.  Raises engine.request.Refusal; then the engine kept nothing."""
-        self.work, self.mailbox = work, mailbox
-        engine.submit(work)
+    def submit(self, engine: Engine, works: Sequence[Request], mailbox: Mailbox) -> None:
+        """Hand it to the engine, one request a choice.  Raises engine.request.Refusal; then nothing of it goes on."""
+        self.choices = [Choice(index, work) for index, work in enumerate(works)]
+        self.mailbox = mailbox
+        for at, work in enumerate(works):
+            try:
+                engine.submit(work)
+            except Refusal:
+                for earlier in works[:at]:
+                    engine.abort(earlier.id)
+                raise
         self._submitted = True
 
-    def note(self, output: Output) -> None:
-        """Take the figures of one output over."""
-        if output.token_ids:
-            self.completion_tokens += len(output.token_ids)
-            self.token_ns.append(output.t_ns)
-        if output.finish_reason is not None:
-            self.finish_reason = output.finish_reason
+    def part_clock(self, n: int) -> PhaseClock:
+        """The clock of one of ``n`` choices: it goes on from here."""
+        return self.clock if n == 1 else copy.deepcopy(self.clock)
+
+    def note(self, output: Output) -> Choice:
+        """Take the figures of one output over; returns the choice that it is of."""
+        choice = self.choices[0]
+        if len(self.choices) > 1:
+            choice = next(one for one in self.choices if one.work.id == output.request_id)
+        choice.note(output)
+        if len(self.choices) > 1 and all(one.finish_reason is not None for one in self.choices):
+            self.clock = self.slowest.work.clock
+        return choice
+
+    def stop_engine(self) -> None:
+        """Tell the engine to end what is left of it."""
+        if self._reporter.engine is not None:
+            for choice in self.choices:
+                if choice.finish_reason is None:
+                    self._reporter.engine.abort(choice.work.id)
+
+    @property
+    def slowest(self) -> Choice:
+        """The choice that ended last (the first, while none has); the exchange must have been submitted."""
+        return max(self.choices, key=lambda choice: choice.last.t_ns if choice.last is not None else 0)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens made, of all choices."""
+        return sum(choice.completion_tokens for choice in self.choices)
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache spared."""
-        return self.clock.facts.cached_tokens
+        """Prompt tokens that the prefix cache spared; the other choices found what the first computed."""
+        return self.choices[0].work.clock.facts.cached_tokens if self.choices else 0
 
     def fail(self, error: ApiError) -> None:
         """The answer is this error."""
@@ -129,13 +161,13 @@ class Exchange:
         self._gone, self.error = error is None, error
         if self._submitted and self.mailbox is not None and not self.mailbox.over:
             self.mailbox.on_over = self._engine_let_go
-            if self._reporter.engine is not None:
-                self._reporter.engine.abort(self.id)
+            self.stop_engine()
             return
-        self._close_gone()
+        self._engine_let_go()
 
-    def _engine_let_go(self, output: Output) -> None:
-        self.note(output)
+    def _engine_let_go(self) -> None:
+        for output in self.mailbox.rest() if self._submitted and self.mailbox is not None else ():
+            self.note(output)
         self._close_gone()
 
     def _close_gone(self) -> None:
@@ -160,15 +192,17 @@ class Exchange:
         books.live -= 1
         books.outcomes[outcome] += 1
         sampled = None if self._span is None else trace_id(self._span)
+        last = self.slowest if self.choices else None
+        work = last.work if last is not None else None
         if metrics is not None:
-            finish = self.finish_reason
+            finish = last.finish_reason if last is not None else None
             if finish is None and self._submitted:
                 finish = ABORT if self._gone else ERROR
-            metrics.request_over(self.clock, outcome, finish, self.token_ns, sampled)
+            metrics.request_over(self.clock, outcome, finish, last.token_ns if last is not None else [], sampled)
         if tracer is not None and self._span is not None:
             first = self.clock.facts.step_first
             steps = engine.steps.since(first - 1) if engine is not None and sampled is not None and first >= 0 else ()
-            tracer.close(self._span, self.clock, self._attributes(), error=self._failure(), steps=steps, work=self.work)
+            tracer.close(self._span, self.clock, self._attributes(), error=self._failure(), steps=steps, work=work)
         self._on_close(self)
 
     def _failure(self) -> tuple[str, str] | None:
@@ -191,11 +225,18 @@ class Exchange:
                 found[names.ATTR_MAX_TOKENS] = self.call.max_tokens
             if self.call.seed is not None:
                 found[names.ATTR_SEED] = self.call.seed
-        if self.work is not None:
-            found[names.ATTR_INPUT_TOKENS] = len(self.work.prompt_ids)
+            used: dict[str, AttributeValue] = {
+                "n": self.call.n,
+                "response_format": self.call.response_format,
+                "echo": self.call.echo,
+            }
+            found.update({names.ATTR_SAMPLING_PREFIX + key: value for key, value in used.items()})
+        if self.choices:
+            found[names.ATTR_INPUT_TOKENS] = len(self.choices[0].work.prompt_ids)
             found[names.ATTR_OUTPUT_TOKENS] = self.completion_tokens
-        if self.finish_reason is not None:
-            found[names.ATTR_FINISH_REASONS] = [self.finish_reason]
+        reasons = [choice.finish_reason for choice in self.choices if choice.finish_reason is not None]
+        if reasons:
+            found[names.ATTR_FINISH_REASONS] = reasons
         if self._submitted and self._reporter.engine is not None:
             found[names.ATTR_RESPONSE_MODEL] = self._reporter.engine.model.name
         return found

@@ -8,6 +8,7 @@ connection is lost), however long the handler would have waited.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -15,22 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from engine.request import (
-    ERROR,
-    LENGTH,
-    STOP,
     NeverFits,
-    Output,
     QueueFull,
     Refusal,
     Request,
     RequestTooLong,
     SamplingParams,
+    derived_seed,
 )
+from engine.server.answer import Answer
+from engine.server.answer import json_headers as json_headers  # others find it here
 from engine.server.exchange import Exchange
 from engine.server.openai_api import ApiError, Call, bad, parse_chat, parse_completion, parse_json
-from engine.server.responses import DONE, Frames, dumps, error_frame, phases_frame, usage
-from engine.server.service import SERVICE, Service, State, unavailable
+from engine.server.service import SERVICE, Service
 from engine.server.stream import Mailbox
+from engine.structured import Grammar, GrammarError
 from models.errors import UserError
 from telemetry import names
 
@@ -90,6 +90,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
 
 async def _read(service: Service, request: web.Request, exchange: Exchange, *, chat: bool) -> Call:
     """Head -> parsed."""
+    service.check_key(request.headers)
     service.ready_engine()
     if (request.content_length or 0) > service.limits.body:
         raise too_large(service)
@@ -160,24 +161,51 @@ async def _enqueue(service: Service, exchange: Exchange, call: Call) -> None:
     engine = service.ready_engine()  # it may have begun to drain meanwhile
     where = "messages" if call.chat else "prompt"
     vocab = engine.model.shape.vocab
-    for name, tokens in ((where, ids), ("stop_token_ids", call.stop_token_ids)):
+    biased = [token for token, _ in call.logit_bias]
+    for name, tokens in ((where, ids), ("stop_token_ids", call.stop_token_ids), ("logit_bias", biased)):
         if tokens and max(tokens) >= vocab:
             raise bad(f"'{name}' holds token id {max(tokens)}, but the vocabulary ends at {vocab - 1}.", name)
     if not ids:
         raise bad(f"'{where}' holds no token.", where)
+    grammar = await _grammar(service, engine, call, call.schema) if call.schema is not None else None
+    params = sampling_params(engine, call, len(ids), grammar)
     exchange.clock.tokenized(time.monotonic_ns())
-    mailbox = Mailbox(service.hop)
-    work = Request(exchange.id, ids, sampling_params(engine, call, len(ids)), exchange.clock, mailbox.emit)
+    mailbox = Mailbox(service.hop, call.n)
+    works = [Request(exchange.id, ids, params, exchange.part_clock(call.n), mailbox.emit)]
+    for choice in range(1, call.n):
+        own = dataclasses.replace(params, seed=derived_seed(call.seed, choice))
+        clock = exchange.part_clock(call.n)
+        works.append(Request(f"{exchange.id}-{choice}", ids, own, clock, mailbox.emit, leader=works[0]))
     try:
-        exchange.submit(engine, work, mailbox)
+        exchange.submit(engine, works, mailbox)
     except Refusal as refusal:
         raise refused(service, call, refusal) from refusal
 
 
-def sampling_params(engine: Engine, call: Call, prompt_tokens: int) -> SamplingParams:
-    """max_tokens missing fills up the context, or the KV pool where that is smaller."""
+async def _grammar(service: Service, engine: Engine, call: Call, schema: str) -> Grammar:
+    """What the answer must follow; compiled on a thread.  Raises ApiError for a schema that cannot be had."""
+    special = engine.model.tokenizer.special_ids
+    for token in call.stop_token_ids:
+        if token not in special:
+            message = f"'stop_token_ids' holds {token}, which is text: with 'response_format' only special tokens end."
+            raise bad(message, "stop_token_ids")
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(service.threads, service.grammars.compile, schema)
+    except GrammarError as error:
+        raise bad(f"'response_format' has a schema that is not supported: {error}", "response_format") from error
+
+
+def sampling_params(engine: Engine, call: Call, prompt_tokens: int, grammar: Grammar | None = None) -> SamplingParams:
+    """max_tokens missing fills up the context, or the KV pool where that is smaller.
+
+    max_tokens 0 (an echo alone) makes one token all the same, and drops it.
+    """
     room = min(engine.max_context, engine.pool.total * engine.pool.size) - prompt_tokens
-    max_tokens = max(1, room) if call.max_tokens is None else call.max_tokens
+    max_tokens = max(1, room if call.max_tokens is None else call.max_tokens)
+    prompt_logprobs = call.prompt_logprobs
+    if call.echo and call.logprobs is not None:
+        prompt_logprobs = max(call.logprobs, prompt_logprobs or 0)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(call.min_tokens, max_tokens),
@@ -188,6 +216,14 @@ def sampling_params(engine: Engine, call: Call, prompt_tokens: int) -> SamplingP
         stop=call.stop,
         stop_token_ids=call.stop_token_ids,
         ignore_eos=call.ignore_eos,
+        min_p=call.min_p,
+        frequency_penalty=call.frequency_penalty,
+        presence_penalty=call.presence_penalty,
+        repetition_penalty=call.repetition_penalty,
+        logit_bias=call.logit_bias,
+        logprobs=call.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 
@@ -205,122 +241,3 @@ def refused(service: Service, call: Call, refusal: Refusal) -> ApiError:
     if isinstance(refusal, NeverFits):
         return bad(str(refusal), param, names.KV_OOM)
     return bad(str(refusal), param)
-
-
-def json_headers(service: Service, request_id: str | None = None, error: ApiError | None = None) -> dict[str, str]:
-    """Headers of every answer."""
-    headers = {names.REPLICA_HEADER: service.replica}
-    if request_id is not None:
-        headers[names.REQUEST_ID_HEADER] = request_id
-    if error is not None and error.retry_after is not None:
-        headers["Retry-After"] = str(error.retry_after)
-    return headers
-
-
-class Answer:
-    """Writes the answer of one exchange and marks the end of ``send``."""
-
-    def __init__(self, service: Service, request: web.Request, exchange: Exchange) -> None:
-        self._service, self._request, self._exchange = service, request, exchange
-        self._asked = request.headers.get(names.PHASES_HEADER) == "1"
-        self.response: web.StreamResponse | None = None
-
-    async def refuse(self, error: ApiError) -> web.StreamResponse:
-        """An error before anything was generated."""
-        self._exchange.fail(error)
-        return await self._json(error.status, error.body(), json_headers(self._service, self._exchange.id, error))
-
-    async def whole(self, call: Call) -> web.StreamResponse:
-        """Everything in one body."""
-        exchange, texts = self._exchange, []
-        while True:
-            outputs = await self._take()
-            for output in outputs:
-                exchange.note(output)
-                texts.append(output.text)
-            last = outputs[-1]
-            if last.finish_reason is None:
-                continue
-            error = self._failure(last)
-            if error is not None:
-                return await self.refuse(error)
-            body = self._service.voice(exchange, chat=call.chat).whole(
-                "".join(texts), last.finish_reason, self._usage()
-            )
-            return await self._json(200, body, json_headers(self._service, exchange.id))
-
-    async def _json(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> web.StreamResponse:
-        """Write a JSON body.  The account, if asked for, follows the answer proper as the last key of the object."""
-        headers = {**headers, "Content-Type": "application/json; charset=utf-8"}
-        exchange, data = self._exchange, dumps(body)
-        if not self._asked:
-            headers["Content-Length"] = str(len(data))
-        response = self.response = web.StreamResponse(status=status, headers=headers)
-        await response.prepare(self._request)
-        await response.write(data[:-1] if self._asked else data)
-        await self._request.writer.drain()
-        exchange.sent()
-        if self._asked:
-            await response.write(b',"' + names.PHASES_KEY.encode() + b'":' + dumps(exchange.account()) + b"}")
-        await response.write_eof()
-        exchange.close()
-        return response
-
-    async def stream(self, call: Call) -> web.StreamResponse:
-        """Frames as they come; several outputs that wait go out in one write."""
-        exchange, service = self._exchange, self._service
-        headers = {
-            **json_headers(service, exchange.id),
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-        }
-        response = self.response = web.StreamResponse(headers=headers)
-        await response.prepare(self._request)
-        frames = Frames(service.voice(exchange, chat=call.chat), include_usage=call.include_usage)
-        if call.chat:
-            await response.write(frames.role())
-        last: Output | None = None
-        while last is None or last.finish_reason is None:
-            outputs = await self._take()
-            last = outputs[-1]
-            for output in outputs:
-                exchange.note(output)
-            data = b"".join(frames.text(output.text) for output in outputs if output.text)
-            if last.finish_reason is not None:
-                data += self._ending(call, frames, last)
-            if data:
-                await response.write(data)
-                await self._request.writer.drain()  # waits only when the client's buffer is full
-        exchange.sent()
-        await response.write((phases_frame(exchange.account()) if self._asked else b"") + DONE)
-        await response.write_eof()
-        exchange.close()
-        return response
-
-    def _ending(self, call: Call, frames: Frames, last: Output) -> bytes:
-        error = self._failure(last)
-        if error is not None:
-            self._exchange.fail(error)
-            return error_frame(error.body())
-        ending = frames.finish(str(last.finish_reason))
-        return ending + frames.usage(self._usage()) if call.include_usage else ending
-
-    async def _take(self) -> list[Output]:
-        if self._exchange.mailbox is None:
-            raise RuntimeError("an exchange that was not submitted has no outputs")
-        return await self._exchange.mailbox.take()
-
-    def _usage(self) -> dict[str, Any]:
-        exchange = self._exchange
-        prompt = len(exchange.work.prompt_ids) if exchange.work is not None else 0
-        return usage(prompt, exchange.completion_tokens, exchange.cached_tokens)
-
-    def _failure(self, last: Output) -> ApiError | None:
-        """What the client is told when the engine ended it: None for an answer that is complete."""
-        if last.finish_reason in (STOP, LENGTH):
-            return None
-        if last.finish_reason == ERROR or self._service.state is not State.DRAINING:
-            return ApiError(
-                500, f"The engine failed: {last.error or last.finish_reason}.", kind="server_error", code="engine_error"
-            )
-        return unavailable(self._service.state)

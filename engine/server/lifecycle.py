@@ -55,6 +55,7 @@ class ServeOptions:
     otlp_endpoint: str | None = None
     limits: Limits = field(default_factory=Limits)
     ready_file: Path | None = None
+    api_key: str | None = field(default=None, repr=False)  # what clients must send; None: anyone may ask
 
 
 class Server:
@@ -88,6 +89,8 @@ class Server:
         replica = options.replica or f"{host}:{port}"
         tracer = self._tracer(options, replica, port) if options.otlp_endpoint else None
         self._service = Service(asyncio.get_running_loop(), replica, options.limits, tracer)
+        if options.api_key is not None:
+            self._service.lock(options.api_key)
         self._runner = _Runner(
             build_app(self._service),
             handler_cancellation=True,  # a lost connection cancels its handler, which aborts in the engine
@@ -144,7 +147,7 @@ class Server:
         if self._engine is not None and service.live:
             log.warning("%d requests are still in flight: aborting them", len(service.live))
             for exchange in tuple(service.live):
-                self._engine.abort(exchange.id)
+                exchange.stop_engine()
 
     async def close(self) -> None:
         """Stop everything; what is still in flight is aborted.  Idempotent."""

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from engine.server.api_key import ApiKey
 from engine.server.exchange import Books, Exchange, Reporter
 from engine.server.openai_api import ApiError
 from engine.server.responses import Voice
 from engine.server.stream import Hop
 from engine.server.tracing import RequestTracer
+from engine.structured import Grammars
 
 if TYPE_CHECKING:
     from engine.core import Engine
@@ -63,14 +65,26 @@ class Service:
         self.started_unix = int(time.time())
         self.threads = ThreadPoolExecutor(2, "server")  # long prompts, scrapes: what would hold up the loop
         self._tracer = tracer
+        self._key: ApiKey | None = None
         self._engine: Engine | None = None
+        self._grammars: Grammars | None = None
         self.metrics: Metrics | None = None
 
     def attach(self, engine: Engine, metrics: Metrics) -> None:
         """The engine is warm and started: take requests (unless a stop came first)."""
         self._engine, self.metrics = engine, metrics
+        self._grammars = Grammars(engine.model.tokenizer, engine.model.shape)
         if self.state is State.LOADING:
             self.state = State.READY
+
+    def lock(self, key: str) -> None:
+        """Serve only those who bring this key."""
+        self._key = ApiKey(key)
+
+    def check_key(self, headers: Mapping[str, str]) -> None:
+        """Raises ApiError 401 for a request without the key, where there is one."""
+        if self._key is not None:
+            self._key.check(headers)
 
     @property
     def engine(self) -> Engine:
@@ -78,6 +92,13 @@ class Service:
         if self._engine is None:
             raise unavailable(self.state)
         return self._engine
+
+    @property
+    def grammars(self) -> Grammars:
+        """Grammars of its model.  Raises ApiError 503 while there is none."""
+        if self._grammars is None:
+            raise unavailable(self.state)
+        return self._grammars
 
     def ready_engine(self) -> Engine:
         """The engine, for a new request.  Raises ApiError 503 when no more are taken."""

@@ -44,18 +44,18 @@ class Hop:
 
 
 class Mailbox:
-    """Outputs of one request, in order; belongs to the event loop, but for ``emit``.
+    """Outputs of one request's ``parts`` (choices), each in order; belongs to the event loop, but for ``emit``.
 
-    ``over`` once the last output (with a finish reason) arrived; ``on_over`` is called with it then.
+    ``over`` once the last output (with a finish reason) of every part arrived; ``on_over`` is called then.
     """
 
-    __slots__ = ("_hop", "_outputs", "_waiter", "on_over", "over")
+    __slots__ = ("_hop", "_open", "_outputs", "_waiter", "on_over", "over")
 
-    def __init__(self, hop: Hop) -> None:
-        self._hop = hop
+    def __init__(self, hop: Hop, parts: int = 1) -> None:
+        self._hop, self._open = hop, parts
         self._outputs: deque[Output] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self.on_over: Callable[[Output], None] | None = None
+        self.on_over: Callable[[], None] | None = None
         self.over = False
 
     def emit(self, output: Output) -> None:
@@ -68,9 +68,16 @@ class Mailbox:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         if output.finish_reason is not None:
-            self.over = True
-            if self.on_over is not None:
-                self.on_over(output)
+            self._open -= 1
+            self.over = self._open == 0
+            if self.over and self.on_over is not None:
+                self.on_over()
+
+    def rest(self) -> list[Output]:
+        """What came and was not taken."""
+        taken = list(self._outputs)
+        self._outputs.clear()
+        return taken
 
     async def take(self) -> list[Output]:
         """All outputs that came since the last call; waits for the first.  One reader."""
@@ -80,6 +87,4 @@ class Mailbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        taken = list(self._outputs)
-        self._outputs.clear()
-        return taken
+        return self.rest()

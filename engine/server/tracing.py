@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from engine.phase_clock import PhaseClock
-from engine.request import Request
+from engine.request import GREEDY_BELOW, Request
 from engine.steplog import StepRecord
 from telemetry import names
 from telemetry.names import DECODE, PREEMPTED, PREFILL, QUEUE, RECOMPUTE, STALL
@@ -156,7 +156,10 @@ def clock_attributes(clock: PhaseClock) -> dict[str, AttributeValue]:
 
 
 def sampling_attributes(work: Request) -> dict[str, AttributeValue]:
-    """What sampling really used, defaults and the drawn seed included (a seed may exceed 64 bits signed: a string)."""
+    """What sampling really used, defaults and the drawn seed included (a seed may exceed 64 bits signed: a string).
+
+    stop_strings: those that can cut (under a grammar none can).  logprobs, prompt_logprobs: -1 for none.
+    """
     params = work.params
     used: dict[str, AttributeValue] = {
         "max_tokens": params.max_tokens,
@@ -165,8 +168,18 @@ def sampling_attributes(work: Request) -> dict[str, AttributeValue]:
         "top_p": params.top_p,
         "top_k": params.top_k,
         "seed": str(work.seed),
+        "method": "greedy" if params.temperature < GREEDY_BELOW else "sample",
         "ignore_eos": params.ignore_eos,
-        "stop_strings": len(params.stop),
+        "stop_strings": 0 if params.grammar is not None else len(params.stop),
+        "stop_token_ids": len(params.stop_token_ids),
+        "min_p": params.min_p,
+        "frequency_penalty": params.frequency_penalty,
+        "presence_penalty": params.presence_penalty,
+        "repetition_penalty": params.repetition_penalty,
+        "logit_bias": len(params.logit_bias),
+        "logprobs": -1 if params.logprobs is None else params.logprobs,
+        "prompt_logprobs": -1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        "grammar": params.grammar is not None,
     }
     return {names.ATTR_SAMPLING_PREFIX + key: value for key, value in used.items()}
 

@@ -38,6 +38,7 @@ async def serving(
     otlp: str | None = None,
     limits: Limits | None = None,
     replica: str | None = "r1",
+    api_key: str | None = None,
     **config: Any,
 ) -> AsyncIterator[Server]:
     """A ready server on a free port; closed at the end."""
@@ -48,6 +49,7 @@ async def serving(
         replica=replica,
         otlp_endpoint=otlp,
         limits=limits or Limits(),
+        api_key=api_key,
     )
     server = Server(options)
     try:

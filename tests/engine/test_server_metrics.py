@@ -46,7 +46,7 @@ def test_everything_is_counted_once() -> None:
             for _ in range(3):
                 answer = await (await http.post(CHAT, json=ask(), headers={"x-tailspan-phases": "1"})).json()
                 accounts.append(answer["tailspan"])
-            await http.post(CHAT, json=ask(n=3))
+            await http.post(CHAT, json=ask(tools=[{}]))
             await http.post(CHAT, json=ask(model="x"))
             text = await (await http.get("/metrics")).text()
             again = values(parse_text(await (await http.get("/metrics")).text()))

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.server.openai_api import NEUTRAL, ApiError, Call, parse_chat, parse_completion, parse_json, parse_tokenize
+from engine.server.openai_api import (
+    NEUTRAL,
+    ApiError,
+    Call,
+    parse_chat,
+    parse_completion,
+    parse_detokenize,
+    parse_json,
+    parse_tokenize,
+)
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -50,8 +59,16 @@ def test_every_supported_option_arrives() -> None:
         stream=True,
         stream_options={"include_usage": True},
         user="u",
-        n=1,
+        n=3,
+        best_of=3,
         stop_token_ids=[5],
+        min_p=0.25,
+        frequency_penalty=-2,
+        presence_penalty=1.5,
+        repetition_penalty=1.1,
+        logit_bias={"5": -100, "07": 2.5},
+        logprobs=True,
+        top_logprobs=4,
     )
     assert call == Call(
         chat=True,
@@ -68,7 +85,36 @@ def test_every_supported_option_arrives() -> None:
         ignore_eos=True,
         stream=True,
         include_usage=True,
+        n=3,
+        min_p=0.25,
+        frequency_penalty=-2.0,
+        presence_penalty=1.5,
+        repetition_penalty=1.1,
+        logit_bias=((5, -100.0), (7, 2.5)),
+        logprobs=4,
     )
+    assert chat(logprobs=True).logprobs == 0
+    assert chat(prompt_logprobs=2).prompt_logprobs == 2
+    call = completion(echo=True, logprobs=5, max_tokens=0, add_special_tokens=False)
+    assert (call.echo, call.logprobs, call.max_tokens, call.add_special_tokens) == (True, 5, 0, False)
+
+
+def test_response_formats() -> None:
+    assert chat(response_format={"type": "text"}).schema is None
+    call = chat(response_format={"type": "json_object"})
+    assert (call.response_format, json.loads(call.schema or "")) == ("json_object", {"type": "object"})
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    call = completion(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert (call.response_format, json.loads(call.schema or "")) == ("json_schema", schema)
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    json_mode = {"type": "json_object"}
+    assert refusal(chat, top_logprobs=2).param == "top_logprobs"
+    assert refusal(chat, response_format=json_mode, ignore_eos=True).param == "ignore_eos"
+    assert refusal(chat, response_format=json_mode, min_tokens=1).param == "min_tokens"
+    assert refusal(chat, stream=True, prompt_logprobs=1).param == "prompt_logprobs"
+    assert refusal(completion, max_tokens=0).param == "max_tokens"
 
 
 def test_max_completion_tokens_is_the_newer_name() -> None:
@@ -109,21 +155,34 @@ def test_max_completion_tokens_is_the_newer_name() -> None:
         ("user", 5),
         ("stream_options", {"include_usage": True}),
         ("stop_token_ids", [-1]),
-        ("n", 2),
+        ("n", 0),
+        ("n", 129),
         ("n", True),
         ("n", "1"),
-        ("logprobs", True),
         ("logprobs", 0),
+        ("logprobs", 1),
         ("top_logprobs", 2),
-        ("frequency_penalty", 0.1),
-        ("presence_penalty", -1),
-        ("logit_bias", {"5": 1}),
-        ("response_format", {"type": "json_object"}),
+        ("top_logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("frequency_penalty", 2.1),
+        ("presence_penalty", "much"),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"five": 1}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", [5]),
+        ("response_format", "json"),
+        ("response_format", {"type": "xml"}),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": []}}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "mode": 1}}),
+        ("response_format", {"type": "json_object", "json_schema": {}}),
         ("tools", [{}]),
         ("tool_choice", "required"),
         ("echo", True),
         ("best_of", 2),
-        ("min_p", 0.1),
+        ("min_p", 1.1),
         ("suffix", "x"),
         ("store", True),
         ("frobnicate", 1),
@@ -141,7 +200,7 @@ def test_a_bad_or_unsupported_option_is_named(option: str, value: Any) -> None:
 def test_a_value_that_asks_for_nothing_is_accepted(option: str) -> None:
     for value in (*NEUTRAL[option], None):
         assert chat(**{option: value}) == chat()
-        if option != "add_special_tokens":  # a plain prompt has it, on by default
+        if option not in ("add_special_tokens", "echo"):  # a plain prompt has them
             assert completion(**{option: value}) == completion()
 
 
@@ -219,13 +278,24 @@ def test_tokenize_takes_a_prompt_or_messages() -> None:
             parse_tokenize(body)
 
 
+def test_detokenize() -> None:
+    assert parse_detokenize({"tokens": [1, 2]}).tokens == (1, 2)
+    for body in ({}, {"tokens": "x"}, {"tokens": [1.0]}, {"tokens": [1], "prompt": "x"}):
+        with pytest.raises(ApiError):
+            parse_detokenize(body)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 options = st.sampled_from(
-    ["messages", "prompt", "max_tokens", "temperature", "stop", "stream", "stream_options", "seed", *NEUTRAL, "x"]
+    [
+        *("messages", "prompt", "max_tokens", "temperature", "stop", "stream", "stream_options", "seed", "x", "n"),
+        *("logprobs", "top_logprobs", "logit_bias", "response_format", "min_p", "best_of", "stop_token_ids"),
+        *NEUTRAL,
+    ]
 )
 
 

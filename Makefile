@@ -43,15 +43,15 @@ bench: $(VENV)/.run ## the CPU forward beside its floor and beside plain torch, 
 	@echo "== about 2 minutes; quiet the machine first"
 	@$(BIN)/python -m benchmarks.forward
 
-accept: accept-demo ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-conformance ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
 	@$(BIN)/python -m benchmarks.accept_demo --runs $(DEMOS)
 
 CONFORMANCE ?= 400
-accept-conformance: $(VENV)/.run ## schemathesis against a server of your own (URL=http://...), CONFORMANCE (400) requests an operation
-	@$(BIN)/python -m benchmarks.conformance --url $(URL) --examples $(CONFORMANCE)
+accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE (400) requests an operation; about 10 minutes
+	@$(BIN)/python -m benchmarks.conformance --examples $(CONFORMANCE)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

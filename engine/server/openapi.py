@@ -231,10 +231,14 @@ _WRONG: Final = {
 }
 
 
+_EVENT: Final = _object({"event": _STRING, "data": _STRING}, ("data",), closed=False)
+_EVENT["description"] = "With 'stream': chunks, perhaps the event tailspan.phases, then [DONE]."
+
+
 def _responses(schema: str, *wrong: str, streamed: bool = False) -> Schema:
     content: Schema = {"application/json": {"schema": _ref(schema)}}
     if streamed:
-        content["text/event-stream"] = {"schema": _STRING}
+        content["text/event-stream"] = {"schema": _EVENT}
     found: Schema = {"200": {"description": "The answer.", "content": content}}
     for status in wrong:
         error = {"application/json": {"schema": _ref("Error")}}

@@ -102,6 +102,7 @@ class Engine:
         self.steps = StepLog(config.step_log)
         self.max_context = runner.max_context
         self._eos = frozenset(model.shape.eos_token_ids)
+        self.has_logits = bool(getattr(runner, "has_logits", True))  # False: a runner that only takes the time
         self._inbox: queue.SimpleQueue[tuple[str, Request | str | None]] = queue.SimpleQueue()
         self._live: dict[str, Request] = {}
         self._pending = 0  # submitted, not yet seen by the engine thread

@@ -167,6 +167,8 @@ async def _enqueue(service: Service, exchange: Exchange, call: Call) -> None:
             raise bad(f"'{name}' holds token id {max(tokens)}, but the vocabulary ends at {vocab - 1}.", name)
     if not ids:
         raise bad(f"'{where}' holds no token.", where)
+    if not engine.has_logits:
+        _refuse_what_needs_logits(call)
     grammar = await _grammar(service, engine, call, call.schema) if call.schema is not None else None
     params = sampling_params(engine, call, len(ids), grammar)
     exchange.clock.tokenized(time.monotonic_ns())
@@ -180,6 +182,22 @@ async def _enqueue(service: Service, exchange: Exchange, call: Call) -> None:
         exchange.submit(engine, works, mailbox)
     except Refusal as refusal:
         raise refused(service, call, refusal) from refusal
+
+
+def _refuse_what_needs_logits(call: Call) -> None:
+    """Raises ApiError for options that a simulated model could only ignore."""
+    asked = {
+        "logprobs": call.logprobs is not None,
+        "prompt_logprobs": call.prompt_logprobs is not None,
+        "response_format": call.schema is not None,
+        "logit_bias": bool(call.logit_bias),
+        "frequency_penalty": call.frequency_penalty != 0,
+        "presence_penalty": call.presence_penalty != 0,
+        "repetition_penalty": call.repetition_penalty != 1,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise bad(f"'{name}' needs logits, and a simulated model has none.", name, "unsupported_parameter")
 
 
 async def _grammar(service: Service, engine: Engine, call: Call, schema: str) -> Grammar:

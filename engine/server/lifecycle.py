@@ -30,6 +30,7 @@ from engine.server.generate import StampedRequest
 from engine.server.metrics import Metrics
 from engine.server.service import SERVICE, Limits, Service, State
 from engine.server.tracing import RequestTracer
+from engine.structured import Grammars
 from models.errors import UserError
 from telemetry import names
 
@@ -116,11 +117,13 @@ class Server:
     async def load(self) -> None:
         """Load the model, warm the engine up, start it; then ready.  Raises UserError."""
         engine = await _on_thread(partial(load_engine, self.options.config), "load")
+        grammars = Grammars(engine.model.tokenizer, engine.model.shape)
+        await _on_thread(grammars.prepare, "grammars")
         provider = self._provider
         metrics = Metrics(engine, self.service.replica, package_version(), lambda: provider.dropped if provider else 0)
         engine.start()
         self._engine, self._metrics = engine, metrics
-        self.service.attach(engine, metrics)
+        self.service.attach(engine, metrics, grammars)
         self._watch = asyncio.get_running_loop().create_task(_watch_loop(metrics))
         if self.options.ready_file is not None:
             write_ready_file(self.options.ready_file, self.url)

@@ -70,10 +70,9 @@ class Service:
         self._grammars: Grammars | None = None
         self.metrics: Metrics | None = None
 
-    def attach(self, engine: Engine, metrics: Metrics) -> None:
+    def attach(self, engine: Engine, metrics: Metrics, grammars: Grammars) -> None:
         """The engine is warm and started: take requests (unless a stop came first)."""
-        self._engine, self.metrics = engine, metrics
-        self._grammars = Grammars(engine.model.tokenizer, engine.model.shape)
+        self._engine, self.metrics, self._grammars = engine, metrics, grammars
         if self.state is State.LOADING:
             self.state = State.READY
 

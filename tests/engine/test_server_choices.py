@@ -340,6 +340,24 @@ def test_json_that_cannot_be_had_is_refused_by_name() -> None:
     asyncio.run(go())
 
 
+def test_a_simulated_model_refuses_what_needs_logits() -> None:
+    async def go() -> None:
+        async with serving() as server, client(server) as http:
+            server.service.engine.has_logits = False
+            cases = {
+                "logprobs": {"logprobs": True},
+                "prompt_logprobs": {"prompt_logprobs": 1},
+                "response_format": {"response_format": {"type": "json_object"}, "ignore_eos": False},
+                "logit_bias": {"logit_bias": {"5": 1}},
+                "presence_penalty": {"presence_penalty": 1},
+            }
+            for name, more in cases.items():
+                assert (await ask(http, CHAT, chat(**more), 400))["error"]["param"] == name
+            await ask(http, CHAT, chat())
+
+    asyncio.run(go())
+
+
 def test_penalties_and_bias_act() -> None:
     async def go() -> None:
         async with serving() as server, client(server) as http:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -85,6 +86,13 @@ def test_any_walk_parses_and_follows_the_schema(grammars: Grammars, tiny: Loaded
 def test_what_is_no_schema_or_not_supported_is_refused(grammars: Grammars, schema: dict[str, Any]) -> None:
     with pytest.raises(GrammarError):
         grammars.compile(json.dumps(schema))
+
+
+def test_a_model_without_an_end_has_no_grammars(tiny: LoadedModel) -> None:
+    endless = Grammars(tiny.tokenizer, dataclasses.replace(tiny.shape, eos_token_ids=()))
+    endless.prepare()
+    with pytest.raises(GrammarError, match="end-of-text"):
+        endless.compile("{}")
 
 
 def test_each_start_is_a_place_of_its_own(grammars: Grammars, tiny: LoadedModel) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from models.errors import UserError
 
-DTYPES = ("auto", "fp32", "bf16")
+DTYPES = ("auto", "fp32", "bf16", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -423,7 +423,7 @@ def build(config: EngineConfig, model: LoadedModel) -> Engine:
 
 def _cpu_runner(config: EngineConfig, model: LoadedModel) -> NativeRunner | CpuRunner:
     """The forward in C where it can be had, else in torch, which says why."""
-    reason = fits(model)
+    reason = fits(model, config)
     if reason is None:
         try:
             return NativeRunner(model, config)

@@ -1,6 +1,6 @@
 """Compile ``llama.c`` for this machine, once; the library stays in the cache, named after all that it depends on.
 
-Needs a C compiler that takes GCC's vector extensions and OpenMP; without one the engine runs its forward in torch.
+Needs a C compiler that takes GCC's vector extensions, and POSIX threads; without one the forward runs in torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from models.cache import cache_dir
 
-SOURCE = Path(__file__).with_name("llama.c")
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-Wno-psabi", "-shared", "-fPIC")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("llama.c", "panels.h", "team.h", "vectors.h"))
+FLAGS = ("-O3", "-march=native", "-pthread", "-Wno-psabi", "-shared", "-fPIC")
 
 
 class NoCompiler(Exception):
@@ -25,14 +25,21 @@ class NoCompiler(Exception):
 
 
 def library() -> ctypes.CDLL:
-    """The loaded library, compiled if need be (about two seconds).  Raises NoCompiler."""
+    """The loaded library, compiled if need be (a few seconds).  Raises NoCompiler."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise NoCompiler("no cc, gcc or clang on the path")
     path = cache_dir() / "native" / f"llama-{_key(compiler)}.so"
     if not path.exists():
         _compile(compiler, path)
-    return ctypes.CDLL(str(path))
+    loaded = ctypes.CDLL(str(path))
+    loaded.tailspan_start.argtypes, loaded.tailspan_start.restype = [ctypes.c_int], ctypes.c_void_p
+    loaded.tailspan_end.argtypes, loaded.tailspan_end.restype = [ctypes.c_void_p], None
+    loaded.tailspan_forward.argtypes, loaded.tailspan_forward.restype = [ctypes.c_void_p] * 2, None
+    loaded.tailspan_own_floats.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    loaded.tailspan_own_floats.restype = ctypes.c_size_t
+    loaded.query_rows = ctypes.c_int32.in_dll(loaded, "tailspan_query_rows").value
+    return loaded
 
 
 def _key(compiler: str) -> str:
@@ -44,7 +51,7 @@ def _key(compiler: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{compiler}: {error}") from error
     cpu = next((line for line in _cpuinfo() if line.startswith(("flags", "Features"))), platform.processor())
-    text = "\n".join([SOURCE.read_text(), *FLAGS, compiler, version, platform.machine(), cpu])
+    text = "\n".join([*[source.read_text() for source in SOURCES], *FLAGS, compiler, version, platform.machine(), cpu])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -59,7 +66,7 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+        command = [compiler, *FLAGS, "-o", str(made), str(SOURCES[0]), "-lm"]
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         except (OSError, subprocess.TimeoutExpired) as error:

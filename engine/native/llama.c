@@ -3,229 +3,257 @@
  * Every output element is computed in one fixed order that depends on its own row alone: a row's bits are the same
  * whatever else is in the batch, however its prompt was cut into chunks, cached or not.
  *
- *   weights   panels of 16 outputs: P[n / 16][k][n % 16], float or bf16 (upper half of a float); arithmetic is float
- *   kv        per layer K and V, [slots][kv heads * head size] float; slot = page * page size + offset
- *   rows      tokens of the step, T of them; row t belongs to sequence seq[t] and attends to its first pos[t] + 1 tokens
- *
- * Written in GCC vector extensions: the compiler makes AVX2, AVX-512 or NEON of it (clang takes it too). */
-#include <math.h>
-#include <omp.h>
-#include <stdint.h>
-#include <string.h>
+ *   weights   panels of 16 outputs (panels.h); gate and up alternate, panel by panel
+ *   kv        pages of a multiple of 16 slots; 16 slots hold, per KV head, K as [head size][16 slots] and V as
+ *             [head size / 16][16 slots][16]: both are panels, and attention is two products with them
+ *   rows      tokens of the step; row t belongs to sequence seq[t] and attends to its first pos[t] + 1 tokens
+ *   phases    of a layer: (norm) qkv + rotation + write to the cache, attention, output projection, (norm) gate and up,
+ *             down; few rows are normalised by each thread for itself, many in a phase of their own (team.h) */
+#include "panels.h"
+#include "team.h"
 
-#define NR 16 /* outputs in a panel: two vectors of eight */
-#define MR 6  /* rows in a register tile: 12 accumulators of the 16 that AVX2 has */
-typedef float v8 __attribute__((vector_size(32)));
-typedef float v8u __attribute__((vector_size(32), aligned(4)));
-typedef uint32_t u8v __attribute__((vector_size(32)));
-typedef int32_t i8v __attribute__((vector_size(32)));
-typedef uint16_t h8 __attribute__((vector_size(16), aligned(2)));
-
-enum { F32 = 0, BF16 = 1 };
-static inline v8 select8(i8v mask, v8 yes, v8 no) { return (v8)((mask & (i8v)yes) | (~mask & (i8v)no)); }
+#define SELF_NORM 16 /* up to so many rows each thread normalises all of them */
+#define HEAD_ROWS 24 /* query rows (tokens times heads of a group) that share one pass over K and V */
+enum { EMBED, NORM_1, QKV, ATTEND, OUTPUT, NORM_2, GATE_UP, DOWN, NORM_LAST, HEAD, N_PHASES };
 
 struct layer {
     const float *norm1, *norm2;
-    const void *qkv, *o, *gate_up, *down;
+    struct matrix qkv, o, gate_up, down;
     float *k, *v;
 };
 struct model {
-    int32_t n_layers, hidden, ffn, heads, kv_heads, head_dim, vocab, type, threads, page;
+    int32_t n_layers, hidden, ffn, heads, kv_heads, head_dim, page;
     float eps, scale;
     const float *norm, *cos, *sin; /* cos, sin: [position][head_dim / 2] */
-    const void *embedding, *head;  /* both as panels; the same array when tied */
+    struct matrix embedding, head;
     const struct layer *layers;
 };
+struct block { /* up to HEAD_ROWS / group consecutive rows of one sequence */
+    int32_t row, n;
+};
 struct step {
-    int32_t rows, sampled, table_width;
-    const int32_t *ids, *pos, *seq; /* [rows] */
-    const int64_t *slots;           /* [rows], where the row's K and V go */
-    const int32_t *tables;          /* [sequences][table_width] pages */
-    const int32_t *sample;          /* [sampled] rows whose logits are wanted */
-    float *logits;                  /* [sampled][vocab] */
-    float *x, *norm, *wide, *mix;   /* scratch: [rows][hidden], [rows][max(hidden, heads*head_dim)], [rows][max(qkv, 2*ffn)], [rows][max(heads*head_dim, ffn)] */
-    float *scores;                  /* scratch: [threads][heads / kv_heads][longest context] */
-    int32_t longest;
+    int32_t rows, sampled, table_width, blocks, longest; /* longest: tokens of the longest context, up to a multiple of 16 */
+    const int32_t *ids, *pos, *seq;                      /* [rows] */
+    const int64_t *slots;                                /* [rows], where the row's K and V go */
+    const int32_t *tables;                               /* [sequences][table_width] pages */
+    const int32_t *sample;                               /* [sampled] rows whose logits are wanted */
+    const struct block *block;                           /* [blocks] */
+    float *logits;                                       /* [sampled][vocabulary, up to a multiple of 16] */
+    float *x, *norm, *q, *mix; /* [rows] of hidden, hidden, heads * head_dim, max(heads * head_dim, ffn) */
+    float *own;                /* [threads][own_floats(...)] */
+    const struct model *model;
 };
 
-static inline __attribute__((always_inline)) void load16(const void *panel, int type, size_t k, v8 *a, v8 *b) {
-    if (type == F32) {
-        const float *p = (const float *)panel + k * NR;
-        *a = *(const v8u *)p, *b = *(const v8u *)(p + 8);
-    } else {
-        const uint16_t *p = (const uint16_t *)panel + k * NR;
-        *a = (v8)(__builtin_convertvector(*(const h8 *)p, u8v) << 16);
-        *b = (v8)(__builtin_convertvector(*(const h8 *)(p + 8), u8v) << 16);
-    }
+static int group_of(const struct model *m) { return m->heads / m->kv_heads; }
+static int most(int a, int b) { return a > b ? a : b; }
+static int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+/* what a thread has for itself: rows that it normalised, a block of weights, a strip of sums, scores and sums of attention */
+static size_t strip_width(const struct model *m) { return (size_t)most(m->head_dim, 8 * NR); }
+static size_t attention_rows(const struct model *m) { return (size_t)most(HEAD_ROWS, group_of(m)); }
+size_t tailspan_own_floats(const struct model *m, int rows, int longest) {
+    return NR + 2 * BLOCK * NR + (size_t)SELF_NORM * m->hidden + rows * strip_width(m) + attention_rows(m) * (size_t)(longest + 2 * m->head_dim);
+}
+struct own {
+    float *normed_phase, *normed, *block, *strip, *scores, *q, *sums;
+};
+static struct own own_of(const struct step *s, int thread) {
+    const struct model *m = s->model;
+    struct own o;
+    o.normed_phase = s->own + (size_t)thread * tailspan_own_floats(m, most(s->rows, s->sampled), s->longest);
+    o.block = o.normed_phase + NR;
+    o.normed = o.block + 2 * BLOCK * NR;
+    o.strip = o.normed + (size_t)SELF_NORM * m->hidden;
+    o.scores = o.strip + most(s->rows, s->sampled) * strip_width(m);
+    o.q = o.scores + attention_rows(m) * s->longest;
+    o.sums = o.q + attention_rows(m) * m->head_dim;
+    return o;
 }
 
-/* out[m][0..15] (+)= x[m][0..K) . panel, for m rows; the order over k never changes */
-static inline __attribute__((always_inline)) void tile(const int m, int type, const float *x, size_t ldx, const void *panel, int K,
-                                                       float *out, size_t ldo, int add) {
-    v8 lo[MR], hi[MR];
-    for (int i = 0; i < m; i++) lo[i] = (v8){0}, hi[i] = (v8){0};
-    for (int k = 0; k < K; k++) {
-        v8 a, b;
-        load16(panel, type, (size_t)k, &a, &b);
-        for (int i = 0; i < m; i++) {
-            float s = x[i * ldx + k];
-            v8 w = {s, s, s, s, s, s, s, s};
-            lo[i] += w * a, hi[i] += w * b;
-        }
-    }
-    for (int i = 0; i < m; i++) {
-        v8u *o = (v8u *)(out + i * ldo), *p = (v8u *)(out + i * ldo + 8);
-        if (add) *o += lo[i], *p += hi[i];
-        else *o = lo[i], *p = hi[i];
-    }
-}
-static inline __attribute__((always_inline)) void panel_rows(int type, const float *x, size_t ldx, const void *panel, int K, int rows,
-                                                             float *out, size_t ldo, int add) {
-    int r = 0;
-    for (; r + MR <= rows; r += MR) tile(MR, type, x + r * ldx, ldx, panel, K, out + r * ldo, ldo, add);
-    x += r * ldx, out += r * ldo;
-    switch (rows - r) {
-        case 5: tile(5, type, x, ldx, panel, K, out, ldo, add); break;
-        case 4: tile(4, type, x, ldx, panel, K, out, ldo, add); break;
-        case 3: tile(3, type, x, ldx, panel, K, out, ldo, add); break;
-        case 2: tile(2, type, x, ldx, panel, K, out, ldo, add); break;
-        case 1: tile(1, type, x, ldx, panel, K, out, ldo, add); break;
-    }
-}
-/* out[rows][N] (+)= x[rows][K] . W^T; N is a multiple of 16.  Called by all threads; ends with a barrier. */
-static void linear(int type, const float *x, size_t ldx, const void *w, int K, int N, int rows, float *out, size_t ldo, int add) {
-    size_t bytes = (size_t)K * NR * (type == F32 ? 4 : 2);
-#pragma omp for schedule(dynamic, 2)
-    for (int p = 0; p < N / NR; p++) {
-        const char *panel = (const char *)w + (size_t)p * bytes;
-        if (type == F32) panel_rows(F32, x, ldx, panel, K, rows, out + p * NR, ldo, add);
-        else panel_rows(BF16, x, ldx, panel, K, rows, out + p * NR, ldo, add);
-    }
-}
-
-static float dot(const float *a, const float *b, int n) { /* n: a multiple of 8 */
-    v8 s = {0};
-    for (int i = 0; i < n; i += 8) s += *(const v8u *)(a + i) * *(const v8u *)(b + i);
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
 static void rms_norm(const float *x, const float *weight, int n, float eps, float *out) {
     float r = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
-    for (int i = 0; i < n; i++) out[i] = x[i] * r * weight[i];
+    for (int i = 0; i < n; i += VL) store(out + i, load(x + i) * r * load(weight + i));
 }
-/* e^x for x <= 88, error below 2 ulp: 2^n * polynomial on [-ln2/2, ln2/2] (the minimax of Cephes' expf) */
-static inline v8 exp8(v8 x) {
-    x = select8(x < -87.0f, (v8){0} - 87.0f, x);
-    v8 n = x * 1.44269504088896341f + 12582912.0f; /* adds 1.5 * 2^23: rounds to an integer */
-    i8v e = (i8v)n - 0x4B400000;
-    n -= 12582912.0f;
-    x = x - n * 0.693359375f + n * 2.12194440e-4f;
-    v8 y = {0};
-    y = y + 1.9875691500e-4f;
-    y = y * x + 1.3981999507e-3f, y = y * x + 8.3334519073e-3f, y = y * x + 4.1665795894e-2f;
-    y = y * x + 1.6666665459e-1f, y = y * x + 5.0000001201e-1f;
-    y = y * x * x + x + 1.0f;
-    return y * (v8)((e + 127) << 23);
+/* rows of x, normalised: by this thread, once a phase, when they are few */
+static const float *normed(const struct step *s, int phase, const float *weight, int rows, const int32_t *which, struct own *o) {
+    const int H = s->model->hidden;
+    if (rows > SELF_NORM) return s->norm;
+    if (*o->normed_phase != (float)phase) {
+        for (int i = 0; i < rows; i++) rms_norm(s->x + (size_t)(which ? which[i] : i) * H, weight, H, s->model->eps, o->normed + (size_t)i * H);
+        *o->normed_phase = (float)phase;
+    }
+    return o->normed;
 }
 
-/* one row, one kv head: its group of query heads over the row's context, page by page, in the order of positions */
-static void attend(const struct model *m, const struct layer *l, const struct step *s, int row, int head, float *scores) {
-    const int hd = m->head_dim, group = m->heads / m->kv_heads, width = m->kv_heads * hd, n = s->pos[row] + 1;
-    const int qkv = (m->heads + 2 * m->kv_heads) * hd, vecs = hd / 8, padded = (n + 7) & ~7;
-    const int32_t *table = s->tables + (size_t)s->seq[row] * s->table_width;
-    const float *q = s->wide + (size_t)row * qkv + (size_t)head * group * hd;
-    float *out = s->mix + (size_t)row * m->heads * hd + (size_t)head * group * hd;
-    float top[16];
-    for (int g = 0; g < group; g++) top[g] = -INFINITY;
-    for (int t = 0; t < n; t++) {
-        const float *k = l->k + ((size_t)table[t / m->page] * m->page + t % m->page) * width + (size_t)head * hd;
-        for (int g = 0; g < group; g++) {
-            float x = dot(q + g * hd, k, hd) * m->scale;
-            scores[(size_t)g * s->longest + t] = x;
-            if (x > top[g]) top[g] = x;
-        }
+static void rotate(float *x, const float *cos, const float *sin, int half) {
+    for (int i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cos[i] - b * sin[i], x[i + half] = b * cos[i] + a * sin[i];
     }
-    float inverse[16];
-    for (int g = 0; g < group; g++) {
-        float *row_scores = scores + (size_t)g * s->longest;
-        for (int t = n; t < padded; t++) row_scores[t] = -INFINITY;
-        v8 sum = {0};
-        for (int t = 0; t < padded; t += 8) {
-            v8 x = *(v8u *)(row_scores + t) - top[g], y = exp8(x);
-            y = select8(x < -87.0f, (v8){0}, y);
-            *(v8u *)(row_scores + t) = y, sum += y;
-        }
-        inverse[g] = 1.0f / (((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])));
+}
+/* one head of q, k or v for all rows: rotated, then kept in q or in the cache */
+static void qkv_head(const struct step *s, const struct layer *l, int head, const float *x, struct own *o) {
+    const struct model *m = s->model;
+    const int hd = m->head_dim, half = hd / 2, kv = head - m->heads, width = m->kv_heads * hd * NR;
+    product(&l->qkv, head * hd / NR, hd / NR, x, (size_t)m->hidden, s->rows, o->strip, (size_t)hd, o->block);
+    for (int t = 0; t < s->rows; t++) {
+        float *y = o->strip + (size_t)t * hd;
+        size_t at = (size_t)(s->slots[t] / NR) * width, slot = (size_t)(s->slots[t] % NR);
+        if (kv < m->kv_heads) rotate(y, m->cos + (size_t)s->pos[t] * half, m->sin + (size_t)s->pos[t] * half, half);
+        if (kv < 0) memcpy(s->q + ((size_t)t * m->heads + head) * hd, y, sizeof(float) * (size_t)hd);
+        else if (kv < m->kv_heads)
+            for (int i = 0; i < hd; i++) l->k[at + ((size_t)kv * hd + i) * NR + slot] = y[i];
+        else
+            for (int i = 0; i < hd; i += NR)
+                memcpy(l->v + at + ((size_t)(kv - m->kv_heads) * hd + i) * NR + slot * NR, y + i, sizeof(float) * NR);
     }
-    memset(out, 0, sizeof(float) * (size_t)(group * hd));
-    for (int t = 0; t < n; t++) {
-        const float *v = l->v + ((size_t)table[t / m->page] * m->page + t % m->page) * width + (size_t)head * hd;
-        for (int g = 0; g < group; g++) {
-            float w = scores[(size_t)g * s->longest + t];
-            v8u *o = (v8u *)(out + g * hd);
-            for (int i = 0; i < vecs; i++) o[i] += *(const v8u *)(v + i * 8) * w;
-        }
-    }
-    for (int g = 0; g < group; g++)
-        for (int i = 0; i < hd; i++) out[g * hd + i] *= inverse[g];
 }
 
-static void rotate(float *x, const float *cos, const float *sin, int heads, int hd) {
-    for (int h = 0; h < heads; h++, x += hd)
-        for (int i = 0; i < hd / 2; i++) {
-            float a = x[i], b = x[i + hd / 2];
-            x[i] = a * cos[i] - b * sin[i], x[i + hd / 2] = b * cos[i] + a * sin[i];
+/* weights of one query row over its first n tokens, from its scores; returns 1 / their sum.  Lanes past n become 0. */
+static float softmax(float *score, int n) {
+    const int padded = (n + NR - 1) / NR * NR;
+    for (int t = n; t < padded; t++) score[t] = -INFINITY;
+    vf highest = load(score);
+    for (int t = VL; t < padded; t += VL) {
+        vf x = load(score + t);
+        highest = choose(x > highest, x, highest);
+    }
+    float top = highest[0];
+    for (int i = 1; i < VL; i++) top = highest[i] > top ? highest[i] : top;
+    vf sum = {0};
+    for (int t = 0; t < padded; t += VL) {
+        vf x = load(score + t) - top, y = exponential(x);
+        y = choose(x < -87.0f, (vf){0}, y);
+        store(score + t, y), sum += y;
+    }
+    return 1.0f / sum_lanes(sum);
+}
+/* one block of rows, one KV head: the block's query rows over their contexts, 16 tokens after 16 tokens */
+static void attend(const struct step *s, const struct layer *l, const struct block *b, int head, struct own *o) {
+    const struct model *m = s->model;
+    const int hd = m->head_dim, group = group_of(m), rows = b->n * group, first = s->pos[b->row] + 1, last = first + b->n - 1;
+    const size_t width = (size_t)m->kv_heads * hd * NR, at = (size_t)head * hd * NR, ld = (size_t)s->longest;
+    const int32_t *table = s->tables + (size_t)s->seq[b->row] * s->table_width;
+    const int per_page = m->page / NR;
+#define SIXTEEN(cache, t) ((cache) + ((size_t)table[(t) / m->page] * per_page + (t) % m->page / NR) * width + at)
+    for (int i = 0; i < b->n; i++) {
+        const float *from = s->q + ((size_t)(b->row + i) * m->heads + (size_t)head * group) * hd;
+        for (int j = 0; j < group * hd; j += VL) store(o->q + (size_t)i * group * hd + j, load(from + j) * m->scale);
+    }
+    for (int t = 0; t < last; t += NR) float_product(o->q, (size_t)hd, (const char *)SIXTEEN(l->k, t), 0, 1, hd, rows, o->scores + t, ld, 1);
+    float inverse[HEAD_ROWS > 16 ? HEAD_ROWS : 16];
+    for (int r = 0; r < rows; r++) inverse[r] = softmax(o->scores + r * ld, first + r / group);
+    memset(o->sums, 0, sizeof(float) * (size_t)(rows * hd));
+    int t = 0;
+    const int pairs = hd / NR / 2, single = hd / NR % 2;
+    const size_t panel = NR * NR * sizeof(float);
+#define ADD_VALUES(r, n, count)                                                                                              \
+    do {                                                                                                                     \
+        const char *v = (const char *)SIXTEEN(l->v, t);                                                                      \
+        const float *p = o->scores + (r) * ld + t;                                                                           \
+        float *out = o->sums + (size_t)(r) * hd;                                                                             \
+        for (int j = 0; j < pairs; j++) float_product(p, ld, v + 2 * j * panel, panel, 2, count, n, out + 2 * j * NR, (size_t)hd, 0); \
+        if (single) float_product(p, ld, v + 2 * pairs * panel, 0, 1, count, n, out + 2 * pairs * NR, (size_t)hd, 0);        \
+    } while (0)
+    for (; t + NR <= first; t += NR) ADD_VALUES(0, rows, NR); /* whole for all rows of the block */
+    for (; t < last; t += NR) /* what lies beyond a row's own tokens may hold anything, so each row stops there */
+        for (int i = t < first ? 0 : t - first + 1; i < b->n; i++) {
+            int count = first + i - t < NR ? first + i - t : NR;
+            ADD_VALUES(i * group, group, count);
         }
+    for (int i = 0; i < b->n; i++) {
+        float *to = s->mix + ((size_t)(b->row + i) * m->heads + (size_t)head * group) * hd;
+        for (int g = 0; g < group; g++)
+            for (int j = 0; j < hd; j += VL) store(to + g * hd + j, load(o->sums + (size_t)(i * group + g) * hd + j) * inverse[i * group + g]);
+    }
 }
 
-void tailspan_forward(const struct model *m, const struct step *s) {
-    const int T = s->rows, H = m->hidden, hd = m->head_dim, kv_width = m->kv_heads * hd, q_width = m->heads * hd;
-    const int qkv = q_width + 2 * kv_width;
-#pragma omp parallel num_threads(m->threads)
-    {
-#pragma omp for
-        for (int t = 0; t < T; t++) {
-            size_t at = (size_t)(s->ids[t] / NR) * H * NR + s->ids[t] % NR;
-            for (int i = 0; i < H; i++)
-                if (m->type == F32) s->x[(size_t)t * H + i] = ((const float *)m->embedding)[at + (size_t)i * NR];
-                else {
-                    uint32_t bits = (uint32_t)((const uint16_t *)m->embedding)[at + (size_t)i * NR] << 16;
-                    memcpy(&s->x[(size_t)t * H + i], &bits, 4);
-                }
-        }
-        for (int n = 0; n < m->n_layers; n++) {
-            const struct layer *l = m->layers + n;
-#pragma omp for
-            for (int t = 0; t < T; t++) rms_norm(s->x + (size_t)t * H, l->norm1, H, m->eps, s->norm + (size_t)t * H);
-            linear(m->type, s->norm, H, l->qkv, H, qkv, T, s->wide, qkv, 0);
-#pragma omp for
-            for (int t = 0; t < T; t++) {
-                float *row = s->wide + (size_t)t * qkv;
-                const float *cos = m->cos + (size_t)s->pos[t] * (hd / 2), *sin = m->sin + (size_t)s->pos[t] * (hd / 2);
-                rotate(row, cos, sin, m->heads + m->kv_heads, hd);
-                memcpy(l->k + (size_t)s->slots[t] * kv_width, row + q_width, sizeof(float) * kv_width);
-                memcpy(l->v + (size_t)s->slots[t] * kv_width, row + q_width + kv_width, sizeof(float) * kv_width);
+/* strips of `panels` panels in a product; a strip is a task */
+static int strips(const struct matrix *w, int panels) { return ceil_div(w->outputs / NR, panels); }
+/* x += rows . w, one strip */
+static void add_strip(const struct step *s, const struct matrix *w, const float *rows, size_t ld, int strip, int panels, struct own *o) {
+    int first = strip * panels, n = w->outputs / NR - first < panels ? w->outputs / NR - first : panels;
+    product(w, first, n, rows, ld, s->rows, o->strip, (size_t)n * NR, o->block);
+    for (int t = 0; t < s->rows; t++) {
+        float *x = s->x + (size_t)t * s->model->hidden + first * NR;
+        for (int i = 0; i < n * NR; i += VL) store(x + i, load(x + i) + load(o->strip + (size_t)t * n * NR + i));
+    }
+}
+static void gate_up_strip(const struct step *s, const struct layer *l, int strip, const float *x, struct own *o) {
+    const struct model *m = s->model;
+    int first = strip * 8, all = l->gate_up.outputs / NR, n = all - first < 8 ? all - first : 8;
+    product(&l->gate_up, first, n, x, (size_t)m->hidden, s->rows, o->strip, (size_t)n * NR, o->block);
+    for (int t = 0; t < s->rows; t++)
+        for (int p = 0; p < n; p += 2)
+            for (int i = 0; i < NR; i += VL) {
+                const float *gate = o->strip + ((size_t)t * n + p) * NR + i;
+                vf g = load(gate), e = -g;
+                e = choose(e > 87.0f, splat(87.0f), e);
+                store(s->mix + (size_t)t * m->ffn + (first + p) / 2 * NR + i, g / (exponential(e) + 1.0f) * load(gate + NR));
             }
-            float *scores = s->scores + (size_t)omp_get_thread_num() * (m->heads / m->kv_heads) * s->longest;
-#pragma omp for schedule(dynamic, 1)
-            for (int i = 0; i < T * m->kv_heads; i++) attend(m, l, s, i / m->kv_heads, i % m->kv_heads, scores);
-            linear(m->type, s->mix, q_width, l->o, q_width, H, T, s->x, H, 1);
-#pragma omp for
-            for (int t = 0; t < T; t++) rms_norm(s->x + (size_t)t * H, l->norm2, H, m->eps, s->norm + (size_t)t * H);
-            linear(m->type, s->norm, H, l->gate_up, H, 2 * m->ffn, T, s->wide, 2 * (size_t)m->ffn, 0);
-#pragma omp for
-            for (int t = 0; t < T; t++) {
-                const float *gate = s->wide + (size_t)t * 2 * m->ffn, *up = gate + m->ffn;
-                float *out = s->mix + (size_t)t * m->ffn;
-                for (int i = 0; i < m->ffn; i += 8) {
-                    v8 g = *(const v8u *)(gate + i), x = -g;
-                    x = select8(x > 87.0f, (v8){0} + 87.0f, x);
-                    *(v8u *)(out + i) = g / (exp8(x) + 1.0f) * *(const v8u *)(up + i);
-                }
-            }
-            linear(m->type, s->mix, m->ffn, l->down, m->ffn, H, T, s->x, H, 1);
-        }
-#pragma omp for
-        for (int i = 0; i < s->sampled; i++) rms_norm(s->x + (size_t)s->sample[i] * H, m->norm, H, m->eps, s->norm + (size_t)i * H);
-        linear(m->type, s->norm, H, m->head, H, (m->vocab + NR - 1) / NR * NR, s->sampled, s->logits, (m->vocab + NR - 1) / NR * NR, 0);
+}
+
+/* phases in the order of the step: embedding, then those of each layer, then the last norm and the head */
+static int kind_of(const struct step *s, int phase, int *layer) {
+    int per_layer = DOWN - EMBED, n = s->model->n_layers;
+    if (phase == 0) return EMBED;
+    *layer = (phase - 1) / per_layer;
+    return *layer < n ? NORM_1 + (phase - 1) % per_layer : NORM_LAST + (phase - 1 - n * per_layer);
+}
+static int tasks_of(void *of, int phase) {
+    const struct step *s = of;
+    const struct model *m = s->model;
+    int layer = 0, kind = kind_of(s, phase, &layer);
+    const struct layer *l = m->layers + layer;
+    switch (kind) {
+        case EMBED: return ceil_div(s->rows, 8);
+        case NORM_1:
+        case NORM_2: return s->rows > SELF_NORM ? ceil_div(s->rows, 8) : 0;
+        case QKV: return m->heads + 2 * m->kv_heads;
+        case ATTEND: return s->blocks * m->kv_heads;
+        case OUTPUT: return strips(&l->o, 2);
+        case GATE_UP: return strips(&l->gate_up, 8);
+        case DOWN: return strips(&l->down, 2);
+        case NORM_LAST: return s->sampled > SELF_NORM ? ceil_div(s->sampled, 8) : 0;
+        case HEAD: return s->sampled ? strips(&m->head, 8) : 0;
+        default: return -1;
     }
+}
+static void norm_rows(const struct step *s, const float *weight, int task, int rows, const int32_t *which) {
+    const int H = s->model->hidden;
+    for (int i = task * 8; i < rows && i < task * 8 + 8; i++)
+        rms_norm(s->x + (size_t)(which ? which[i] : i) * H, weight, H, s->model->eps, s->norm + (size_t)i * H);
+}
+static void run_task(void *of, int phase, int task, int thread) {
+    const struct step *s = of;
+    const struct model *m = s->model;
+    struct own o = own_of(s, thread);
+    int layer = 0, kind = kind_of(s, phase, &layer);
+    const struct layer *l = m->layers + layer;
+    switch (kind) {
+        case EMBED:
+            for (int t = task * 8; t < s->rows && t < task * 8 + 8; t++) unpack_output(&m->embedding, s->ids[t], s->x + (size_t)t * m->hidden);
+            break;
+        case NORM_1: norm_rows(s, l->norm1, task, s->rows, NULL); break;
+        case QKV: qkv_head(s, l, task, normed(s, phase, l->norm1, s->rows, NULL, &o), &o); break;
+        case ATTEND: attend(s, l, s->block + (s->blocks - 1 - task / m->kv_heads), task % m->kv_heads, &o); break;
+        case OUTPUT: add_strip(s, &l->o, s->mix, (size_t)(m->heads * m->head_dim), task, 2, &o); break;
+        case NORM_2: norm_rows(s, l->norm2, task, s->rows, NULL); break;
+        case GATE_UP: gate_up_strip(s, l, task, normed(s, phase, l->norm2, s->rows, NULL, &o), &o); break;
+        case DOWN: add_strip(s, &l->down, s->mix, (size_t)m->ffn, task, 2, &o); break;
+        case NORM_LAST: norm_rows(s, m->norm, task, s->sampled, s->sample); break;
+        case HEAD: {
+            const float *x = normed(s, phase, m->norm, s->sampled, s->sample, &o);
+            int first = task * 8, n = m->head.outputs / NR - first < 8 ? m->head.outputs / NR - first : 8;
+            product(&m->head, first, n, x, (size_t)m->hidden, s->sampled, s->logits + first * NR, (size_t)m->head.outputs, o.block);
+        }
+    }
+}
+
+const int32_t tailspan_query_rows = HEAD_ROWS;
+struct team *tailspan_start(int threads) { return team_start(threads); }
+void tailspan_end(struct team *team) { team_end(team); }
+void tailspan_forward(struct team *team, const struct step *s) {
+    for (int i = 0; i < team->threads; i++) *own_of(s, i).normed_phase = -1;
+    team_run(team, (struct job){tasks_of, run_task, (void *)s});
 }

@@ -1,14 +1,21 @@
 """The CPU forward in C, over the same plan and KV layout as the torch runner, bit-equal in every batch.
 
-Owns packed weights, KV and scratch memory.  One call computes one step without the interpreter, so the server's
-event loop goes on meanwhile.
+Owns packed weights, KV and scratch memory, and the threads that compute.  One call computes one step without the
+interpreter, so the server's event loop goes on meanwhile.
+
+Weights: ``fp32`` and ``bf16`` as they say; ``int8`` and ``int4`` with a scale per 32 inputs (at int4 the head and the
+embedding stay int8, where a coarse grid hurts most).  ``auto`` takes int4 when that loses nothing, which is so for
+a model that came from a 4-bit GGUF, else bf16.  One precision serves all batch sizes: a choice by batch size would
+make a row's bits depend on its mates.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,78 +23,53 @@ import torch
 
 from engine.config import EngineConfig
 from engine.native.build import library
+from engine.native.panels import PANEL, TYPES, Packed, pack
 from engine.runner_cpu import cpu_threads, kv_blocks_from_memory, rope_tables
 from engine.scheduler import Slice
 from models.store import LoadedModel
 
-_PANEL = 16  # NR of llama.c
+log = logging.getLogger("tailspan.engine")
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 
 
+class _Matrix(ctypes.Structure):
+    _fields_ = [("data", _POINTER), ("type", _INT), ("inputs", _INT), ("outputs", _INT)]
+
+
 class _Layer(ctypes.Structure):
-    _fields_ = [(name, _POINTER) for name in ("norm1", "norm2", "qkv", "o", "gate_up", "down", "k", "v")]
+    _fields_ = [
+        *[(name, _POINTER) for name in ("norm1", "norm2")],
+        *[(name, _Matrix) for name in ("qkv", "o", "gate_up", "down")],
+        *[(name, _POINTER) for name in ("k", "v")],
+    ]
 
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *[
-            (name, _INT)
-            for name in (
-                "n_layers",
-                "hidden",
-                "ffn",
-                "heads",
-                "kv_heads",
-                "head_dim",
-                "vocab",
-                "type",
-                "threads",
-                "page",
-            )
-        ],
-        ("eps", _FLOAT),
-        ("scale", _FLOAT),
-        *[(name, _POINTER) for name in ("norm", "cos", "sin", "embedding", "head", "layers")],
+        *[(name, _INT) for name in ("n_layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "page")],
+        *[(name, _FLOAT) for name in ("eps", "scale")],
+        *[(name, _POINTER) for name in ("norm", "cos", "sin")],
+        *[(name, _Matrix) for name in ("embedding", "head")],
+        ("layers", _POINTER),
     ]
 
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *[(name, _INT) for name in ("rows", "sampled", "table_width")],
-        *[
-            (name, _POINTER)
-            for name in (
-                "ids",
-                "pos",
-                "seq",
-                "slots",
-                "tables",
-                "sample",
-                "logits",
-                "x",
-                "norm",
-                "wide",
-                "mix",
-                "scores",
-            )
-        ],
-        ("longest", _INT),
+        *[(name, _INT) for name in ("rows", "sampled", "table_width", "blocks", "longest")],
+        *[(name, _POINTER) for name in ("ids", "pos", "seq", "slots", "tables", "sample", "block", "logits")],
+        *[(name, _POINTER) for name in ("x", "norm", "q", "mix", "own", "model")],
     ]
 
 
-def fits(model: LoadedModel) -> str | None:
+def fits(model: LoadedModel, config: EngineConfig) -> str | None:
     """Why llama.c cannot run this model; None when it can."""
     shape = model.shape
-    widths = {
-        "hidden": shape.hidden,
-        "ffn": shape.ffn,
-        "head size": shape.head_dim,
-        "kv width": shape.n_kv_heads * shape.head_dim,
-    }
-    for name, width in widths.items():
-        step = 8 if name == "head size" else _PANEL
-        if width % step:
-            return f"{name} {width} is not a multiple of {step}"
+    for name, width in {"hidden": shape.hidden, "ffn": shape.ffn, "head size": shape.head_dim}.items():
+        if width % PANEL:
+            return f"{name} {width} is not a multiple of {PANEL}"
+    if config.block_size % PANEL:
+        return f"block size {config.block_size} is not a multiple of {PANEL}"
     if shape.n_heads // shape.n_kv_heads > 16:
         return f"{shape.n_heads // shape.n_kv_heads} query heads per KV head"
     return None
@@ -101,47 +83,71 @@ class NativeRunner:
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         shape = model.shape
         self.shape, self.config = shape, config
-        self.dtype = torch.float32 if config.dtype == "fp32" else torch.bfloat16
-        self.weight_bytes, self.kv_bytes = float(self.dtype.itemsize), 4
         self.max_context = min(config.max_context or shape.max_context, shape.max_context)
         self.threads = cpu_threads(config)
         self.kv_blocks = config.kv_blocks or kv_blocks_from_memory(shape, config, torch.float32)
-        self._forward = library().tailspan_forward
-        self._forward.argtypes, self._forward.restype = [_POINTER, _POINTER], None
+        self._library = library()
         self._keep: list[torch.Tensor | ctypes.Array[_Layer]] = []  # what the C side points to
-        self._model = self._pack(model)
+        self._bytes = 0  # of packed matrices
+        self.dtype, self._model = self._pack(model)
+        self.weight_bytes, self.kv_bytes = self._bytes / shape.parameters(), 4
         self._scratch: dict[str, torch.Tensor] = {}
+        self._team = self._library.tailspan_start(self.threads)
+        if not self._team:
+            raise OSError(f"{self.threads} threads cannot be started")
+        self._finalizer = weakref.finalize(self, self._library.tailspan_end, self._team)
 
     def _hold(self, tensor: torch.Tensor) -> int:
         self._keep.append(tensor)
         return tensor.data_ptr()
 
-    def _panels(self, weight: torch.Tensor) -> int:
-        """[outputs, inputs] -> [outputs / 16][inputs][16], outputs padded with zeros."""
-        rows, inputs = weight.shape
-        padded = -(-rows // _PANEL) * _PANEL
-        if padded != rows:
-            weight = torch.cat([weight, weight.new_zeros(padded - rows, inputs)])
-        return self._hold(weight.to(self.dtype).view(-1, _PANEL, inputs).transpose(1, 2).contiguous())
+    def _matrix(self, packed: Packed) -> _Matrix:
+        self._bytes += packed.data.numel()
+        return _Matrix(self._hold(packed.data), TYPES[packed.type], packed.inputs, packed.outputs)
 
-    def _pack(self, model: LoadedModel) -> _Model:
+    def _pack(self, model: LoadedModel) -> tuple[str, _Model]:
+        """The precision taken, and the model in it."""
+        dtype = self.config.dtype
+        if dtype == "auto":
+            layers = self._pack_layers(model, "int4", exactly=True)
+            dtype = "int4" if layers is not None else "bf16"
+            if layers is None:
+                log.info("weights: bf16, since 4 bits would change them (--dtype int4 takes them all the same)")
+        else:
+            layers = None
+        layers = layers or self._pack_layers(model, dtype, exactly=False)
+        assert layers is not None
+        return dtype, self._assemble(model, layers, "int8" if dtype == "int4" else dtype)
+
+    def _pack_layers(self, model: LoadedModel, kind: str, *, exactly: bool) -> list[dict[str, Packed]] | None:
+        """Packed matrices of every layer; None when they must be exact and are not."""
+        made = []
+        for i in range(model.shape.n_layers):
+            layer = {}
+            for name, weight in _layer_matrices(model, i):
+                layer[name] = pack(weight, kind)
+                if exactly and not layer[name].exact:
+                    return None
+            made.append(layer)
+        return made
+
+    def _assemble(self, model: LoadedModel, packed: list[dict[str, Packed]], head_kind: str) -> _Model:
         shape, weights = model.shape, model.weights
-        slots, width = self.kv_blocks * self.config.block_size, shape.n_kv_heads * shape.head_dim
+        floats = self.kv_blocks * self.config.block_size * shape.n_kv_heads * shape.head_dim
         layers = (_Layer * shape.n_layers)()
         for i, layer in enumerate(layers):
             p = f"model.layers.{i}."
             layer.norm1 = self._hold(weights[p + "input_layernorm.weight"].float().contiguous())
             layer.norm2 = self._hold(weights[p + "post_attention_layernorm.weight"].float().contiguous())
-            layer.qkv = self._panels(torch.cat([weights[p + f"self_attn.{x}_proj.weight"] for x in "qkv"]))
-            layer.o = self._panels(weights[p + "self_attn.o_proj.weight"])
-            layer.gate_up = self._panels(torch.cat([weights[p + f"mlp.{x}_proj.weight"] for x in ("gate", "up")]))
-            layer.down = self._panels(weights[p + "mlp.down_proj.weight"])
+            for name, matrix in packed[i].items():
+                setattr(layer, name, self._matrix(matrix))
             # never zeroed: a slot is written before it is read, and the memory is only taken as pages are used
-            layer.k = self._hold(torch.empty(slots, width))
-            layer.v = self._hold(torch.empty(slots, width))
+            layer.k = self._hold(torch.empty(floats))
+            layer.v = self._hold(torch.empty(floats))
         self._keep.append(layers)
         cos, sin = rope_tables(shape, self.max_context)
-        embedding = self._panels(weights["model.embed_tokens.weight"])
+        embedding = self._matrix(pack(weights["model.embed_tokens.weight"], head_kind))
+        tied = shape.tied_embeddings
         return _Model(
             n_layers=shape.n_layers,
             hidden=shape.hidden,
@@ -149,9 +155,6 @@ class NativeRunner:
             heads=shape.n_heads,
             kv_heads=shape.n_kv_heads,
             head_dim=shape.head_dim,
-            vocab=shape.vocab,
-            type=0 if self.dtype == torch.float32 else 1,
-            threads=self.threads,
             page=self.config.block_size,
             eps=shape.rms_eps,
             scale=1.0 / math.sqrt(shape.head_dim),
@@ -159,7 +162,7 @@ class NativeRunner:
             cos=self._hold(cos.contiguous()),
             sin=self._hold(sin.contiguous()),
             embedding=embedding,
-            head=embedding if shape.tied_embeddings else self._panels(weights["lm_head.weight"]),
+            head=embedding if tied else self._matrix(pack(weights["lm_head.weight"], head_kind)),
             layers=ctypes.addressof(layers),
         )
 
@@ -176,47 +179,51 @@ class NativeRunner:
         ids, pos = np.empty(rows, np.int32), np.empty(rows, np.int32)
         seq, slots = np.empty(rows, np.int32), np.empty(rows, np.int64)
         tables = np.zeros((len(slices), max(len(piece.request.blocks) for piece in slices)), np.int32)
+        together = max(1, self._library.query_rows // (shape.n_heads // shape.n_kv_heads))
         sample: list[int] = []  # rows whose logits are wanted
         longest = at = 0
+        blocks: list[tuple[int, int]] = []
         for index, piece in enumerate(slices):
             end = at + piece.n
-            blocks = piece.request.blocks
-            tables[index, : len(blocks)] = blocks
+            tables[index, : len(piece.request.blocks)] = piece.request.blocks
             ids[at:end] = piece.request.tokens[piece.start : piece.start + piece.n]
             positions = np.arange(piece.start, piece.start + piece.n)
             pos[at:end], seq[at:end] = positions, index
             slots[at:end] = tables[index, positions // size].astype(np.int64) * size + positions % size
+            blocks.extend((row, min(together, end - row)) for row in range(at, end, together))
             longest = max(longest, piece.start + piece.n)
             if piece.all_logits:
                 sample.extend(range(at, end))
             elif piece.sample:
                 sample.append(end - 1)
             at = end
-        vocab = -(-shape.vocab // _PANEL) * _PANEL
-        logits = torch.empty(len(sample), vocab)
-        chosen = np.array(sample, np.int32)
-        longest = -(-longest // 8) * 8
-        heads_width = shape.n_heads * shape.head_dim
-        qkv = heads_width + 2 * shape.n_kv_heads * shape.head_dim
+        logits = torch.empty(len(sample), self._model.head.outputs)
+        chosen, cut = np.array(sample, np.int32), np.array(blocks, np.int32)
+        longest = -(-longest // PANEL) * PANEL
+        q_width = shape.n_heads * shape.head_dim
+        own = self._library.tailspan_own_floats(ctypes.byref(self._model), rows, longest)
         step = _Step(
             rows=rows,
             sampled=len(sample),
             table_width=tables.shape[1],
+            blocks=len(blocks),
+            longest=longest,
             ids=ids.ctypes.data,
             pos=pos.ctypes.data,
             seq=seq.ctypes.data,
             slots=slots.ctypes.data,
             tables=tables.ctypes.data,
             sample=chosen.ctypes.data,
+            block=cut.ctypes.data,
             logits=logits.data_ptr(),
             x=self._room("x", rows * shape.hidden),
             norm=self._room("norm", rows * shape.hidden),
-            wide=self._room("wide", rows * max(qkv, 2 * shape.ffn)),
-            mix=self._room("mix", rows * max(heads_width, shape.ffn)),
-            scores=self._room("scores", self.threads * (shape.n_heads // shape.n_kv_heads) * longest),
-            longest=longest,
+            q=self._room("q", rows * q_width),
+            mix=self._room("mix", rows * max(q_width, shape.ffn)),
+            own=self._room("own", self.threads * own),
+            model=ctypes.addressof(self._model),
         )
-        self._forward(ctypes.byref(self._model), ctypes.byref(step))
+        self._library.tailspan_forward(self._team, ctypes.byref(step))
         return logits[:, : shape.vocab]
 
     def warm_up(self, make_slices: Callable[[int], list[Slice]]) -> float:
@@ -225,3 +232,19 @@ class NativeRunner:
         for n in (1, self.config.token_budget):
             self.forward(make_slices(n))
         return time.perf_counter() - start
+
+
+def _layer_matrices(model: LoadedModel, i: int) -> list[tuple[str, torch.Tensor]]:
+    """What is multiplied together is kept together: q, k, v; and gate and up by turns of a panel."""
+
+    def w(name: str) -> torch.Tensor:
+        return model.weights[f"model.layers.{i}.{name}.weight"]
+
+    hidden = model.shape.hidden
+    by_turns = torch.stack([w(f"mlp.{x}_proj").view(-1, PANEL, hidden) for x in ("gate", "up")], dim=1)
+    return [
+        ("qkv", torch.cat([w(f"self_attn.{x}_proj") for x in "qkv"])),
+        ("o", w("self_attn.o_proj")),
+        ("gate_up", by_turns.reshape(-1, hidden)),
+        ("down", w("mlp.down_proj")),
+    ]

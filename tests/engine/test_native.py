@@ -42,7 +42,7 @@ def prompt(n: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 2e-5), ("bf16", 3e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 2e-5), ("bf16", 3e-2), ("int8", 3e-2), ("int4", 2e-1)])
 def test_agrees_with_torch(shape: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
     model = load(str(write_tiny(tmp_path / "m", **SHAPES[shape])))
     config = EngineConfig(dtype="fp32", kv_blocks=32, threads=2)
@@ -59,7 +59,7 @@ def test_agrees_with_torch(shape: str, dtype: str, tolerance: float, tmp_path: P
             assert (got - want).abs().max() < tolerance * max(1.0, float(want.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "int4"])
 def test_a_row_is_bit_equal_alone_in_any_batch_and_in_any_chunks(tiny: LoadedModel, dtype: str) -> None:
     runner = NativeRunner(tiny, EngineConfig(dtype=dtype, kv_blocks=200, threads=2))
     tokens = prompt(60, 5)
@@ -92,7 +92,7 @@ def test_without_a_compiler_the_forward_runs_in_torch(
 
 def test_a_shape_it_cannot_run_is_named(tmp_path: Path) -> None:
     model = load(str(write_tiny(tmp_path / "m", hidden=40, n_heads=4, n_kv_heads=2, ffn=64)))
-    assert fits(model) == "hidden 40 is not a multiple of 16"
+    assert fits(model, EngineConfig()) == "hidden 40 is not a multiple of 16"
 
 
 def test_nonfinite_weights_give_nonfinite_logits_for_every_row(tiny: LoadedModel, tmp_path: Path) -> None:

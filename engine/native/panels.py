@@ -28,24 +28,45 @@ class Packed:
 
 def pack(weight: torch.Tensor, kind: str) -> Packed:
     """[outputs, inputs] float -> panels; outputs are padded with zeros.  ``kind`` is one of TYPES."""
-    weight = weight.float()
+    panels = _panels(weight)
+    padded, inputs = panels.shape[0] * PANEL, panels.shape[2]
+    if kind == "fp32":
+        return Packed(_bytes(panels.transpose(1, 2)), kind, padded, inputs, True)
+    if kind == "bf16":
+        short = panels.to(torch.bfloat16)
+        pairs = short.view(-1, PANEL, inputs // 2, 2).transpose(1, 2)
+        return Packed(_bytes(pairs), kind, padded, inputs, torch.equal(short.float(), panels))
+    grouped = _groups(panels)
+    packed, unpacked = (_int8 if kind == "int8" else _int4)(grouped)
+    return Packed(packed, kind, padded, inputs, torch.equal(unpacked, grouped))
+
+
+def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """The weights that are left of ``weight`` at a precision: what ``pack`` keeps, as [outputs, inputs] float."""
+    if kind == "fp32":
+        return weight.float()
+    if kind == "bf16":
+        return weight.to(torch.bfloat16).float()
+    _, unpacked = (_int8 if kind == "int8" else _int4)(_groups(_panels(weight)))
+    return unpacked.transpose(1, 2).flatten(2).flatten(0, 1)[: weight.shape[0], : weight.shape[1]]
+
+
+def _panels(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] -> [panels, 16, inputs]."""
     rows, inputs = weight.shape
     padded = -(-rows // PANEL) * PANEL
     if padded != rows:
         weight = torch.cat([weight, weight.new_zeros(padded - rows, inputs)])
-    panels = weight.view(-1, PANEL, inputs)
-    if kind == "fp32":
-        return Packed(_bytes(panels.transpose(1, 2)), kind, padded, inputs, True)
-    if kind == "bf16":
-        pairs = panels.to(torch.bfloat16).view(-1, PANEL, inputs // 2, 2).transpose(1, 2)
-        return Packed(_bytes(pairs), kind, padded, inputs, torch.equal(panels.to(torch.bfloat16).float(), panels))
+    return weight.float().view(-1, PANEL, inputs)
+
+
+def _groups(panels: torch.Tensor) -> torch.Tensor:
+    """[panels, 16, inputs] -> [panels, groups, 16, 32]; a last group that is short repeats its last input."""
+    inputs = panels.shape[2]
     groups = -(-inputs // GROUP)
     if inputs % GROUP:
-        last = panels[:, :, -1:].expand(-1, -1, groups * GROUP - inputs)  # repeats: the group's range stays
-        panels = torch.cat([panels, last], dim=2)
-    grouped = panels.view(-1, PANEL, groups, GROUP).transpose(1, 2).contiguous()  # [panels, groups, 16, 32]
-    packed, unpacked = (_int8 if kind == "int8" else _int4)(grouped)
-    return Packed(packed, kind, padded, inputs, torch.equal(unpacked, grouped))
+        panels = torch.cat([panels, panels[:, :, -1:].expand(-1, -1, groups * GROUP - inputs)], dim=2)
+    return panels.view(-1, PANEL, groups, GROUP).transpose(1, 2).contiguous()
 
 
 def _int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,9 +2,9 @@
  *
  *   F32    [k][16] float
  *   BF16   [k / 2][16][2] bf16: a pair of inputs in a word, the even one in its lower half
- *   INT8   per group of 32 inputs: 16 halves d, then [32][16] int8 q;                weight = q d
- *   INT4   per group of 32 inputs: 16 halves d, 16 halves m, then [4][16] words of 8 nibbles q, the first input's lowest;
- *          weight = q d + m
+ *   INT8   per group of 32 inputs: 16 halves d, then [8][16] words of 4 bytes q + 128; weight = q d
+ *   INT4   per group of 32 inputs: 16 halves d, 16 halves m, then [4][16] words of 8 nibbles q; weight = q d + m
+ *          (the first input of a word is its lowest part)
  *
  * An output is one chain of fused multiply-adds over the inputs, in order, from zero: its bits do not depend on how
  * many rows there are, nor on whether weights are unpacked in registers (few rows) or into a block that stays in the
@@ -15,13 +15,13 @@
 
 enum { F32, BF16, INT8, INT4 };
 #ifdef __AVX512F__
-#define MR 12  /* rows in a register tile: 24 accumulators of 32 registers */
-#define PAIR 12 /* up to so many rows two panels go side by side */
+#define MR 12           /* rows in a register tile: 24 accumulators of 32 registers */
+#define PAIR(type) MR   /* up to so many rows two panels go side by side */
 #else
 #define MR 6 /* 12 accumulators of 16 registers */
-#define PAIR 3
+#define PAIR(type) ((type) < INT8 ? 2 : 1)
 #endif
-#define FEW 6     /* up to so many rows weights are unpacked in registers */
+#define FEW(type) ((type) < INT8 ? 6 : 4) /* up to so many rows weights are unpacked in registers: more spill them */
 #define BLOCK 256 /* inputs unpacked at a time: 16 KiB a panel */
 #define GROUP 32
 
@@ -36,7 +36,7 @@ INLINE size_t panel_bytes(int type, int inputs) {
         case F32: return (size_t)inputs * NR * 4;
         case BF16: return (size_t)inputs * NR * 2;
         case INT8: return groups * (NR * 2 + GROUP * NR);
-        default: return groups * (NR * 4 + GROUP / 8 * NR * 4);
+        default: return groups * (NR * 4 + GROUP * NR / 2);
     }
 }
 
@@ -46,47 +46,37 @@ INLINE size_t panel_bytes(int type, int inputs) {
         vf w[2 * VP];                                                                                                 \
         if ((type) == F32) {                                                                                          \
             for (int k = (first); k < (last); k++) {                                                                  \
-                EACH(v, (np) * VP) w[v] = load((const float *)((panel) + v / VP * (stride)) + (size_t)k * NR + v % VP * VL); \
+                EACH(v, (np) * VP) w[v] = load((const float *)((panel) + v / VP * (stride)) + (size_t)k * NR + v % VP * VL);\
+                EACH(v, (np) * VP) IN_REGISTER(w[v]);                                                                 \
                 USE(k);                                                                                               \
             }                                                                                                         \
         } else if ((type) == BF16) {                                                                                  \
             for (int k = (first); k < (last); k += 2) {                                                               \
                 vu both[2 * VP];                                                                                      \
-                EACH(v, (np) * VP) both[v] = *(const vuu *)((panel) + v / VP * (stride) + (size_t)k * NR * 2 + v % VP * VL * 4); \
+                EACH(v, (np) * VP) both[v] = *(const vuu *)((panel) + v / VP * (stride) + (size_t)k * NR * 2 + v % VP * VL * 4);\
                 EACH(v, (np) * VP) w[v] = (vf)(both[v] << 16);                                                        \
                 USE(k);                                                                                               \
                 EACH(v, (np) * VP) w[v] = (vf)(both[v] & 0xffff0000u);                                                \
                 USE(k + 1);                                                                                           \
             }                                                                                                         \
-        } else if ((type) == INT8) {                                                                                  \
-            for (int g = (first); g < (last); g += GROUP) {                                                           \
-                const char *at = (panel) + (size_t)(g / GROUP) * (NR * 2 + GROUP * NR);                               \
-                int end = g + GROUP < (last) ? g + GROUP : (last);                                                    \
-                vf d[2 * VP];                                                                                         \
-                EACH(v, (np) * VP) d[v] = from_halves((const uint16_t *)(at + v / VP * (stride)) + v % VP * VL);      \
-                for (int k = g; k < end; k++) {                                                                       \
-                    EACH(v, (np) * VP) {                                                                              \
-                        vbu q = *(const vbu *)(at + v / VP * (stride) + NR * 2 + (k - g) * NR + v % VP * VL);         \
-                        w[v] = __builtin_convertvector(__builtin_convertvector(q, vi), vf) * d[v];                    \
-                    }                                                                                                 \
-                    USE(k);                                                                                           \
-                }                                                                                                     \
-            }                                                                                                         \
         } else {                                                                                                      \
+            const int bits = (type) == INT8 ? 8 : 4, per_word = 32 / bits, scales = (type) == INT8 ? NR * 2 : NR * 4; \
             for (int g = (first); g < (last); g += GROUP) {                                                           \
-                const char *at = (panel) + (size_t)(g / GROUP) * (NR * 4 + GROUP / 8 * NR * 4);                       \
+                const char *at = (panel) + (size_t)(g / GROUP) * (scales + GROUP / per_word * NR * 4);                \
                 int end = g + GROUP < (last) ? g + GROUP : (last);                                                    \
                 vf d[2 * VP], m[2 * VP];                                                                              \
                 EACH(v, (np) * VP) {                                                                                  \
                     const uint16_t *scale = (const uint16_t *)(at + v / VP * (stride)) + v % VP * VL;                 \
-                    d[v] = from_halves(scale), m[v] = from_halves(scale + NR);                                        \
+                    d[v] = from_halves(scale), m[v] = (type) == INT8 ? d[v] * -128.0f : from_halves(scale + NR);      \
                 }                                                                                                     \
-                for (int k = g; k < end; k += 8) {                                                                    \
+                const char *word = at + scales;                                                                       \
+                for (int k = g; k < end; k += per_word, word += NR * 4) {                                             \
                     vu q[2 * VP];                                                                                     \
-                    EACH(v, (np) * VP) q[v] = *(const vuu *)(at + v / VP * (stride) + NR * 4 + (k - g) / 8 * NR * 4 + v % VP * VL * 4); \
-                    EACH(j, 8) {                                                                                      \
-                        EACH(v, (np) * VP) w[v] = __builtin_convertvector((vi)(q[v] & 15), vf) * d[v] + m[v];         \
-                        EACH(v, (np) * VP) q[v] >>= 4;                                                                \
+                    EACH(v, (np) * VP) q[v] = *(const vuu *)(word + v / VP * (stride) + v % VP * VL * 4);             \
+                    EACH(j, per_word) {                                                                               \
+                        if (VP * (np) > 2) IN_MEMORY(m);                                                              \
+                        EACH(v, (np) * VP) w[v] = __builtin_convertvector((vi)(q[v] & ((1u << bits) - 1)), vf) * d[v] + m[v];\
+                        EACH(v, (np) * VP) q[v] >>= bits;                                                             \
                         USE(k + j);                                                                                   \
                     }                                                                                                 \
                 }                                                                                                     \
@@ -107,9 +97,9 @@ INLINE void tile(const int type, const int rows, const int np, const float *x, s
 
 typedef void tile_function(const float *x, size_t ldx, const char *panel, size_t stride, int inputs, float *out, size_t ldo, int fresh);
 #define TILE(type, rows, np)                                                                                             \
-    static void type##_##rows##_##np(const float *x, size_t ldx, const char *panel, size_t stride, int inputs, float *out, \
-                                     size_t ldo, int fresh) {                                                            \
-        tile(type, rows, np, x, ldx, panel, stride, inputs, out, ldo, fresh);                                            \
+    static void type##_##rows##_##np(const float *x, size_t ldx, const char *panel, size_t stride, int inputs, float *out,\
+                                     size_t ldo, int fresh) {                                                         \
+        tile(type, rows, np, x, ldx, panel, stride, inputs, out, ldo, fresh);                                         \
     }
 #define TILES_OF_6(type, np) TILE(type, 1, np) TILE(type, 2, np) TILE(type, 3, np) TILE(type, 4, np) TILE(type, 5, np) TILE(type, 6, np)
 #define TILES_TO_12(type, np) TILE(type, 7, np) TILE(type, 8, np) TILE(type, 9, np) TILE(type, 10, np) TILE(type, 11, np) TILE(type, 12, np)
@@ -117,7 +107,7 @@ typedef void tile_function(const float *x, size_t ldx, const char *panel, size_t
 #define NAMES_TO_12(type, np) type##_7_##np, type##_8_##np, type##_9_##np, type##_10_##np, type##_11_##np, type##_12_##np
 #define OF_TYPE(type) TILES_OF_6(type, 1) TILES_OF_6(type, 2)
 OF_TYPE(F32) OF_TYPE(BF16) OF_TYPE(INT8) OF_TYPE(INT4)
-static tile_function *const few_tiles[4][2][FEW] = {
+static tile_function *const few_tiles[4][2][6] = {
     {{NAMES_OF_6(F32, 1)}, {NAMES_OF_6(F32, 2)}},
     {{NAMES_OF_6(BF16, 1)}, {NAMES_OF_6(BF16, 2)}},
     {{NAMES_OF_6(INT8, 1)}, {NAMES_OF_6(INT8, 2)}},
@@ -157,10 +147,10 @@ static void product(const struct matrix *w, int first, int count, const float *x
                     float *block) {
     const size_t stride = panel_bytes(w->type, w->inputs);
     const char *panel = w->data + (size_t)first * stride;
-    const int side_by_side = rows <= PAIR || rows > FEW ? (rows <= PAIR || MR > FEW ? 2 : 1) : 1;
+    const int side_by_side = rows <= PAIR(w->type) || MR == 12 ? 2 : 1;
     for (int p = 0, np; p < count; p += np, panel += np * stride, out += np * NR) {
         np = count - p < side_by_side ? 1 : side_by_side;
-        if (rows <= FEW) {
+        if (rows <= FEW(w->type)) {
             few_tiles[w->type][np - 1][rows - 1](x, ldx, panel, stride, w->inputs, out, ldo, 1);
             continue;
         }
@@ -188,7 +178,8 @@ static void unpack_output(const struct matrix *w, int output, float *out) {
             memcpy(out + k, &bits, 4);
         } else if (w->type == INT8) {
             const char *at = panel + (size_t)(k / GROUP) * (NR * 2 + GROUP * NR);
-            out[k] = (float)((const int8_t *)at)[NR * 2 + k % GROUP * NR + lane] * from_half(((const uint16_t *)at)[lane]);
+            uint32_t word = ((const uint32_t *)(at + NR * 2))[k % GROUP / 4 * NR + lane];
+            out[k] = (float)((int)(word >> k % 4 * 8 & 255) - 128) * from_half(((const uint16_t *)at)[lane]);
         } else {
             const char *at = panel + (size_t)(k / GROUP) * (NR * 4 + GROUP / 8 * NR * 4);
             uint32_t word = ((const uint32_t *)(at + NR * 4))[k % GROUP / 8 * NR + lane];

@@ -72,7 +72,8 @@ def _groups(panels: torch.Tensor) -> torch.Tensor:
 def _int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     d = (w.abs().amax(-1, keepdim=True) / 127).half()
     q = _over(w, d.float()).round().clamp(-127, 127)
-    block = torch.cat([_flat(d), _flat(q.to(torch.int8).transpose(-1, -2))], dim=-1)
+    words = (q + 128).to(torch.uint8).view(torch.int32)  # [panels, groups, 16, 8], little-endian
+    block = torch.cat([_flat(d), _flat(words.transpose(-1, -2))], dim=-1)
     return block.contiguous().view(-1), q * d.float()
 
 

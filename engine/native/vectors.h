@@ -6,6 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #ifdef __AVX512F__
 #define VL 16 /* floats in a vector */
@@ -21,7 +24,15 @@ typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef uint32_t vuu __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 typedef uint16_t vhu __attribute__((vector_size(VL * 2), aligned(2), may_alias));
-typedef int8_t vbu __attribute__((vector_size(VL), aligned(1), may_alias));
+
+/* a value that must stay in a register (not be read from memory for each use), or in memory (not push others out) */
+#ifdef __AVX__
+#define IN_REGISTER(x) __asm__("" : "+v"(x))
+#define IN_MEMORY(x) __asm__("" : "+m"(x))
+#else
+#define IN_REGISTER(x) ((void)0)
+#define IN_MEMORY(x) ((void)0)
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
@@ -46,9 +57,15 @@ static float dot(const float *a, const float *b, int n) { /* n: a multiple of 16
 }
 /* halves to floats, exactly: exponent and mantissa move 13 bits up, and 2^112 makes up for the other bias */
 INLINE vf from_halves(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
     vu h = __builtin_convertvector(*(const vhu *)p, vu);
     vf magnitude = (vf)((h & 0x7fff) << 13) * 0x1p112f;
     return (vf)((vu)magnitude | (h & 0x8000) << 16);
+#endif
 }
 INLINE float from_half(uint16_t h) {
     uint32_t bits = (uint32_t)(h & 0x7fff) << 13;

@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench accept accept-demo accept-conformance clean
+.PHONY: help demo test lint lock bench bench-engine accept accept-demo accept-conformance clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -42,6 +42,11 @@ lint: $(VENV)/.run ## ruff and mypy --strict
 bench: $(VENV)/.run ## the CPU forward beside its floor and beside plain torch, about 2 minutes
 	@echo "== about 2 minutes; quiet the machine first"
 	@$(BIN)/python -m benchmarks.forward
+
+PEERS ?= torch,transformers,vllm
+bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,transformers,vllm,llama.cpp), 10 to 30 minutes
+	@echo "== quiet the machine first; peers are installed into build/peers once (vllm: 1.5 GB, llama.cpp: compiled)"
+	@$(BIN)/python -m benchmarks.engine_peers --peers $(PEERS) --out build/engine-speed.md
 
 accept: accept-demo accept-conformance ## the long checks, one target each; results are kept in docs/accept.md
 

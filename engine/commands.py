@@ -30,7 +30,12 @@ def serve_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the forward [one per core].")] = None,
     nice: Annotated[int, typer.Option(help="Lower this process's priority by so much (0..19).")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    weights: Annotated[
+        str,
+        typer.Option(
+            "--weights", "--dtype", help="auto (int4 if that loses nothing, else bf16), fp32, bf16, int8 or int4."
+        ),
+    ] = "auto",
     queue_limit: Annotated[int, typer.Option(help="Most requests that wait; one more gets a 429.")] = 1024,
     otlp_endpoint: Annotated[
         str, typer.Option(help="OTLP/HTTP collector for spans.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -70,7 +75,7 @@ def serve_command(
         kv_blocks=kv_blocks,
         max_context=max_context,
         threads=threads,
-        dtype=dtype,
+        dtype=weights,
         queue_limit=queue_limit,
     )
     options = ServeOptions(

@@ -16,7 +16,8 @@ class EngineConfig:
     max_batch: most requests that hold KV at once.  token_budget: most tokens computed in one step (decodes first,
     then chunks of prefill).  kv_blocks: pages in the KV pool (None: from free memory).  block_size: tokens in a page.
     max_context: most tokens (prompt + output) of one request (None: the model's own limit).
-    threads: CPU threads of the forward (None: one per core).  queue_limit: most requests that wait; one more is
+    threads: CPU threads of the forward (None: one per core).  dtype: precision of the weights (auto: int4 where that
+    loses nothing, as with a model from a 4-bit file, else bf16).  queue_limit: most requests that wait; one more is
     refused.  watermark: share of the pool kept free when a request is admitted, so that running ones can grow.
     """
 

@@ -47,6 +47,7 @@ from engine.scheduler import Plan, Scheduler, Slice
 from engine.steplog import StepLog, StepRecord
 from engine.structured import GrammarError
 from models.cpu_device import this_cpu
+from models.errors import UserError
 from models.roofline import StepCost
 from models.store import LoadedModel
 
@@ -429,6 +430,12 @@ def _cpu_runner(config: EngineConfig, model: LoadedModel) -> NativeRunner | CpuR
             return NativeRunner(model, config)
         except NoCompiler as error:
             reason = str(error)
+    if config.dtype in ("int8", "int4"):
+        raise UserError(
+            f"{config.dtype} weights need the forward in C, which cannot be had: {reason}",
+            where="engine configuration",
+            remedy="use fp32, bf16 or auto",
+        )
     log.warning("the forward runs in torch, which is slower: %s", reason)
     return CpuRunner(model, config)
 

@@ -19,6 +19,7 @@ from engine.phase_clock import PhaseClock
 from engine.request import Request, SamplingParams
 from engine.runner_cpu import CpuRunner
 from engine.scheduler import Slice
+from models.errors import UserError
 from models.store import LoadedModel, load
 from models.tiny import write_tiny
 
@@ -100,6 +101,8 @@ def test_without_a_compiler_the_forward_runs_in_torch(
     engine = build(EngineConfig(kv_blocks=8, max_batch=2, token_budget=16), tiny)
     assert isinstance(engine.runner, CpuRunner)
     assert "runs in torch" in caplog.text
+    with pytest.raises(UserError, match="int4 weights need the forward in C"):
+        build(EngineConfig(kv_blocks=8, max_batch=2, token_budget=16, dtype="int4"), tiny)
 
 
 def test_a_shape_it_cannot_run_is_named(tmp_path: Path) -> None:

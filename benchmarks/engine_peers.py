@@ -26,6 +26,7 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,7 +49,7 @@ Rates = dict[str, list[float]]
 class Peer:
     """A process that can be measured, and stopped while others are."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str] | None = None, **options: object):
+    def __init__(self, name: str, command: list[str], environment: dict[str, str] | None = None, **options: Any):
         self.name = name
         FOLDER.mkdir(parents=True, exist_ok=True)
         self.log = (FOLDER / f"{name.replace(' ', '-')}.log").open("w")
@@ -57,7 +58,7 @@ class Peer:
             stderr=self.log,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
-            **options,  # type: ignore[call-overload]
+            **options,
         )
 
     def pause(self, *, paused: bool) -> None:
@@ -85,8 +86,9 @@ class Worker(Peer):
 
     def __init__(self, name: str, python: str, script: str, *arguments: str) -> None:
         path = ROOT / "benchmarks" / "peers" / script
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        super().__init__(name, [python, str(path), *arguments], **pipes)
+        super().__init__(
+            name, [python, str(path), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._read()
 
     def _read(self) -> dict[str, float]:

@@ -38,7 +38,6 @@ def library() -> ctypes.CDLL:
     loaded.tailspan_forward.argtypes, loaded.tailspan_forward.restype = [ctypes.c_void_p] * 2, None
     loaded.tailspan_own_floats.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     loaded.tailspan_own_floats.restype = ctypes.c_size_t
-    loaded.query_rows = ctypes.c_int32.in_dll(loaded, "tailspan_query_rows").value
     return loaded
 
 

@@ -179,7 +179,7 @@ class NativeRunner:
         ids, pos = np.empty(rows, np.int32), np.empty(rows, np.int32)
         seq, slots = np.empty(rows, np.int32), np.empty(rows, np.int64)
         tables = np.zeros((len(slices), max(len(piece.request.blocks) for piece in slices)), np.int32)
-        together = max(1, self._library.query_rows // (shape.n_heads // shape.n_kv_heads))
+        together = max(1, self._library.tailspan_query_rows() // (shape.n_heads // shape.n_kv_heads))
         sample: list[int] = []  # rows whose logits are wanted
         longest = at = 0
         blocks: list[tuple[int, int]] = []

@@ -33,7 +33,9 @@ def serve_command(
     weights: Annotated[
         str,
         typer.Option(
-            "--weights", "--dtype", help="auto (int4 if that loses nothing, else bf16), fp32, bf16, int8 or int4."
+            "--weights",
+            "--dtype",
+            help="auto (int4 if that loses nothing, else bf16), fp32, bf16, int8, int4, int4-bf16.",
         ),
     ] = "auto",
     queue_limit: Annotated[int, typer.Option(help="Most requests that wait; one more gets a 429.")] = 1024,

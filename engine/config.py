@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from models.errors import UserError
 
-DTYPES = ("auto", "fp32", "bf16", "int8", "int4")
+DTYPES = ("auto", "fp32", "bf16", "int8", "int4", "int4-bf16")
 
 
 @dataclass(frozen=True, slots=True)

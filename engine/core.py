@@ -430,7 +430,7 @@ def _cpu_runner(config: EngineConfig, model: LoadedModel) -> NativeRunner | CpuR
             return NativeRunner(model, config)
         except NoCompiler as error:
             reason = str(error)
-    if config.dtype in ("int8", "int4"):
+    if config.dtype.startswith("int"):
         raise UserError(
             f"{config.dtype} weights need the forward in C, which cannot be had: {reason}",
             where="engine configuration",

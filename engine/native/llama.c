@@ -70,16 +70,28 @@ static struct own own_of(const struct step *s, int thread) {
     return o;
 }
 
-static void rms_norm(const float *x, const float *weight, int n, float eps, float *out) {
-    float r = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
-    for (int i = 0; i < n; i += VL) store(out + i, load(x + i) * r * load(weight + i));
+/* what the products with w take as a row: floats, or rounded to bf16.  count: 16 or 32 of them, at a multiple of 32 */
+static void put(const struct matrix *w, float *row, int at, const float *x, int count) {
+    if (w->type == INT4_BF16) narrow_group(row, w->inputs, at / GROUP, x, count);
+    else memcpy(row + at, x, sizeof(float) * (size_t)count);
+}
+/* a row, normalised, for the products with `next` */
+static void rms_norm(const float *x, const float *weight, int n, float eps, const struct matrix *next, float *out) {
+    float r = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps), some[GROUP];
+    for (int at = 0; at < n; at += GROUP) {
+        int count = n - at < GROUP ? n - at : GROUP;
+        for (int i = 0; i < count; i += VL) store(some + i, load(x + at + i) * r * load(weight + at + i));
+        put(next, out, at, some, count);
+    }
 }
 /* rows of x, normalised: by this thread, once a phase, when they are few */
-static const float *normed(const struct step *s, int phase, const float *weight, int rows, const int32_t *which, struct own *o) {
+static const float *normed(const struct step *s, int phase, const float *weight, const struct matrix *next, int rows,
+                           const int32_t *which, struct own *o) {
     const int H = s->model->hidden;
     if (rows > SELF_NORM) return s->norm;
     if (*o->normed_phase != (float)phase) {
-        for (int i = 0; i < rows; i++) rms_norm(s->x + (size_t)(which ? which[i] : i) * H, weight, H, s->model->eps, o->normed + (size_t)i * H);
+        for (int i = 0; i < rows; i++)
+            rms_norm(s->x + (size_t)(which ? which[i] : i) * H, weight, H, s->model->eps, next, o->normed + (size_t)i * H);
         *o->normed_phase = (float)phase;
     }
     return o->normed;
@@ -162,9 +174,12 @@ static void attend(const struct step *s, const struct layer *l, const struct blo
             ADD_VALUES(i * group, group, count);
         }
     for (int i = 0; i < b->n; i++) {
-        float *to = s->mix + ((size_t)(b->row + i) * m->heads + (size_t)head * group) * hd;
-        for (int g = 0; g < group; g++)
-            for (int j = 0; j < hd; j += VL) store(to + g * hd + j, load(o->sums + (size_t)(i * group + g) * hd + j) * inverse[i * group + g]);
+        float *to = s->mix + (size_t)(b->row + i) * m->heads * hd, *from = o->sums + (size_t)i * group * hd;
+        for (int j = 0; j < group * hd; j += VL) store(from + j, load(from + j) * inverse[i * group + j / hd]);
+        for (int j = 0, n; j < group * hd; j += n) {
+            n = group * hd - j < GROUP ? group * hd - j : GROUP;
+            put(&l->o, to, head * group * hd + j, from + j, n);
+        }
     }
 }
 
@@ -183,14 +198,18 @@ static void gate_up_strip(const struct step *s, const struct layer *l, int strip
     const struct model *m = s->model;
     int first = strip * 8, all = l->gate_up.outputs / NR, n = all - first < 8 ? all - first : 8;
     product(&l->gate_up, first, n, x, (size_t)m->hidden, s->rows, o->strip, (size_t)n * NR, o->block);
-    for (int t = 0; t < s->rows; t++)
+    for (int t = 0; t < s->rows; t++) {
+        float some[4 * NR];
         for (int p = 0; p < n; p += 2)
             for (int i = 0; i < NR; i += VL) {
                 const float *gate = o->strip + ((size_t)t * n + p) * NR + i;
                 vf g = load(gate), e = -g;
                 e = choose(e > 87.0f, splat(87.0f), e);
-                store(s->mix + (size_t)t * m->ffn + (first + p) / 2 * NR + i, g / (exponential(e) + 1.0f) * load(gate + NR));
+                store(some + p / 2 * NR + i, g / (exponential(e) + 1.0f) * load(gate + NR));
             }
+        for (int i = 0; i < n / 2 * NR; i += GROUP)
+            put(&l->down, s->mix + (size_t)t * m->ffn, first / 2 * NR + i, some + i, n / 2 * NR - i < GROUP ? n / 2 * NR - i : GROUP);
+    }
 }
 
 /* phases in the order of the step: embedding, then those of each layer, then the last norm and the head */
@@ -219,10 +238,10 @@ static int tasks_of(void *of, int phase) {
         default: return -1;
     }
 }
-static void norm_rows(const struct step *s, const float *weight, int task, int rows, const int32_t *which) {
+static void norm_rows(const struct step *s, const float *weight, const struct matrix *next, int task, int rows, const int32_t *which) {
     const int H = s->model->hidden;
     for (int i = task * 8; i < rows && i < task * 8 + 8; i++)
-        rms_norm(s->x + (size_t)(which ? which[i] : i) * H, weight, H, s->model->eps, s->norm + (size_t)i * H);
+        rms_norm(s->x + (size_t)(which ? which[i] : i) * H, weight, H, s->model->eps, next, s->norm + (size_t)i * H);
 }
 static void run_task(void *of, int phase, int task, int thread) {
     const struct step *s = of;
@@ -234,22 +253,30 @@ static void run_task(void *of, int phase, int task, int thread) {
         case EMBED:
             for (int t = task * 8; t < s->rows && t < task * 8 + 8; t++) unpack_output(&m->embedding, s->ids[t], s->x + (size_t)t * m->hidden);
             break;
-        case NORM_1: norm_rows(s, l->norm1, task, s->rows, NULL); break;
-        case QKV: qkv_head(s, l, task, normed(s, phase, l->norm1, s->rows, NULL, &o), &o); break;
+        case NORM_1: norm_rows(s, l->norm1, &l->qkv, task, s->rows, NULL); break;
+        case QKV: qkv_head(s, l, task, normed(s, phase, l->norm1, &l->qkv, s->rows, NULL, &o), &o); break;
         case ATTEND: attend(s, l, s->block + (s->blocks - 1 - task / m->kv_heads), task % m->kv_heads, &o); break;
         case OUTPUT: add_strip(s, &l->o, s->mix, (size_t)(m->heads * m->head_dim), task, 2, &o); break;
-        case NORM_2: norm_rows(s, l->norm2, task, s->rows, NULL); break;
-        case GATE_UP: gate_up_strip(s, l, task, normed(s, phase, l->norm2, s->rows, NULL, &o), &o); break;
+        case NORM_2: norm_rows(s, l->norm2, &l->gate_up, task, s->rows, NULL); break;
+        case GATE_UP: gate_up_strip(s, l, task, normed(s, phase, l->norm2, &l->gate_up, s->rows, NULL, &o), &o); break;
         case DOWN: add_strip(s, &l->down, s->mix, (size_t)m->ffn, task, 2, &o); break;
-        case NORM_LAST: norm_rows(s, m->norm, task, s->sampled, s->sample); break;
+        case NORM_LAST: norm_rows(s, m->norm, &m->head, task, s->sampled, s->sample); break;
         case HEAD: {
-            const float *x = normed(s, phase, m->norm, s->sampled, s->sample, &o);
+            const float *x = normed(s, phase, m->norm, &m->head, s->sampled, s->sample, &o);
             int first = task * 8, n = m->head.outputs / NR - first < 8 ? m->head.outputs / NR - first : 8;
             product(&m->head, first, n, x, (size_t)m->hidden, s->sampled, s->logits + first * NR, (size_t)m->head.outputs, o.block);
         }
     }
 }
 
+/* does the processor multiply pairs of bf16? */
+int tailspan_pairs(void) {
+#ifdef __AVX512BF16__
+    return 1;
+#else
+    return 0;
+#endif
+}
 int tailspan_query_rows(void) { return HEAD_ROWS; }
 struct team *tailspan_start(int threads) { return team_start(threads); }
 void tailspan_end(struct team *team) { team_end(team); }

@@ -5,6 +5,8 @@
  *   INT8   per group of 32 inputs: 16 halves d, then [8][16] words of 4 bytes q + 128; weight = q d
  *   INT4   per group of 32 inputs: 16 halves d, 16 halves m, then [4][16] words of 8 nibbles q; weight = q d + m
  *          (the first input of a word is its lowest part)
+ *   INT4_BF16  the data of INT4; rows are rounded to bf16 and products summed in pairs by the processor's own instruction,
+ *          where it has it: per group q x, then d (q x) + m (sum of x)
  *
  * An output is one chain of fused multiply-adds over the inputs, in order, from zero: its bits do not depend on how
  * many rows there are, nor on whether weights are unpacked in registers (few rows) or into a block that stays in the
@@ -13,7 +15,7 @@
 #define TAILSPAN_PANELS_H
 #include "vectors.h"
 
-enum { F32, BF16, INT8, INT4 };
+enum { F32, BF16, INT8, INT4, INT4_BF16 };
 #ifdef __AVX512F__
 #define MR 12           /* rows in a register tile: 24 accumulators of 32 registers */
 #define PAIR(type) MR   /* up to so many rows two panels go side by side */
@@ -142,6 +144,69 @@ static void unpack_panels(int type, const char *panel, size_t stride, int np, in
         else unpack(INT4, 1, panel, 0, first, last, out);
     }
 }
+/* A row of n floats rounded to bf16 lies in the room of the floats: a word holds inputs j and j + 4 of eight, as the
+ * nibbles of a word of weights lie; the sums of its groups of 32 follow at n / 2.  count: 16 or 32 */
+static void narrow_group(float *row, int n, int group, const float *x, int count) {
+    uint32_t *words = (uint32_t *)row + group * (GROUP / 2);
+    float rounded[GROUP], sum = 0;
+    for (int i = 0; i < count; i += VL) {
+        vf v = load(x + i);
+        vu bits = (vu)v + 0x7fff + ((vu)v >> 16 & 1);
+        store(rounded + i, choose(v == v, (vf)(bits & 0xffff0000u), (vf)((vu)v | 0x400000)));
+    }
+    for (int i = 0; i < count; i += 8)
+        for (int j = 0; j < 4; j++) {
+            uint32_t low, high;
+            memcpy(&low, rounded + i + j, 4), memcpy(&high, rounded + i + j + 4, 4);
+            words[i / 2 + j] = low >> 16 | (high & 0xffff0000u);
+        }
+    for (int i = 0; i < count; i++) sum += rounded[i];
+    row[n / 2 + group] = sum;
+}
+INLINE vf dot_pairs(vf sum, vu a, vu b) {
+#ifdef __AVX512BF16__
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum += (vf)(a & 0xffff0000u) * (vf)(b & 0xffff0000u);
+    return sum + (vf)(a << 16) * (vf)(b << 16);
+#endif
+}
+/* nibble q becomes the bf16 128 + q, which is exact; what that adds, 128 times the sum of x, goes into the last line */
+INLINE void narrow_tile(const int rows, const int np, const float *x, size_t ldx, const char *panel, size_t stride, int inputs,
+                        float *out, size_t ldo) {
+    vf sum[6][2 * VP];
+    EACH(r, rows) EACH(v, np * VP) sum[r][v] = (vf){0};
+    for (int g = 0; g * GROUP < inputs; g++, panel += NR * 4 + GROUP * NR / 2) {
+        int octets = (inputs - g * GROUP < GROUP ? inputs - g * GROUP : GROUP) / 8;
+        vf part[6][2 * VP];
+        EACH(r, rows) EACH(v, np * VP) part[r][v] = (vf){0};
+        for (int i = 0; i < octets; i++) {
+            vu q[2 * VP];
+            EACH(v, np * VP) q[v] = *(const vuu *)(panel + v / VP * stride + NR * 4 + i * NR * 4 + v % VP * VL * 4);
+            EACH(j, 4) {
+                EACH(r, rows) {
+                    uint32_t pair = ((const uint32_t *)(x + r * ldx))[g * (GROUP / 2) + i * 4 + j];
+                    EACH(v, np * VP) part[r][v] = dot_pairs(part[r][v], (q[v] >> 4 * j & 0x000f000fu) | 0x43004300u, (vu){0} + pair);
+                }
+            }
+        }
+        EACH(v, np * VP) {
+            const uint16_t *scale = (const uint16_t *)(panel + v / VP * stride) + v % VP * VL;
+            vf d = from_halves(scale), m = from_halves(scale + NR) - d * 128.0f;
+            EACH(r, rows) sum[r][v] += d * part[r][v] + m * splat(x[r * ldx + inputs / 2 + g]);
+        }
+    }
+    EACH(r, rows) EACH(v, np * VP) store(out + r * ldo + v * VL, sum[r][v]);
+}
+static void narrow_product(const float *x, size_t ldx, const char *panel, size_t stride, int np, int inputs, int rows, float *out, size_t ldo) {
+    for (int r = 0, n; r < rows; r += n) {
+        n = rows - r < 6 ? rows - r : 6;
+#define CASE(M) case M * 2: narrow_tile(M, 1, x + r * ldx, ldx, panel, stride, inputs, out + r * ldo, ldo); break; \
+                case M * 2 + 1: narrow_tile(M, 2, x + r * ldx, ldx, panel, stride, inputs, out + r * ldo, ldo); break;
+        switch (n * 2 + np - 1) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+#undef CASE
+    }
+}
 /* out[row][16 j ..] = x[row] . panel first + j, j < count.  block: 2 * BLOCK * 16 floats of the calling thread */
 static void product(const struct matrix *w, int first, int count, const float *x, size_t ldx, int rows, float *out, size_t ldo,
                     float *block) {
@@ -150,6 +215,10 @@ static void product(const struct matrix *w, int first, int count, const float *x
     const int side_by_side = rows <= PAIR(w->type) || MR == 12 ? 2 : 1;
     for (int p = 0, np; p < count; p += np, panel += np * stride, out += np * NR) {
         np = count - p < side_by_side ? 1 : side_by_side;
+        if (w->type == INT4_BF16) {
+            narrow_product(x, ldx, panel, stride, np, w->inputs, rows, out, ldo);
+            continue;
+        }
         if (rows <= FEW(w->type)) {
             few_tiles[w->type][np - 1][rows - 1](x, ldx, panel, stride, w->inputs, out, ldo, 1);
             continue;

@@ -12,7 +12,7 @@ import torch
 
 PANEL = 16  # NR of vectors.h
 GROUP = 32  # GROUP of panels.h
-TYPES = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}  # the enumeration of panels.h
+TYPES = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int4-bf16": 4}  # the enumeration of panels.h
 
 
 @dataclass(frozen=True, slots=True)

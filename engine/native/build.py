@@ -16,7 +16,7 @@ from pathlib import Path
 
 from models.cache import cache_dir
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("llama.c", "panels.h", "team.h", "vectors.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("llama.c", "pack.h", "panels.h", "team.h", "vectors.h"))
 FLAGS = ("-O3", "-march=native", "-pthread", "-Wno-psabi", "-shared", "-fPIC")
 
 
@@ -36,6 +36,8 @@ def library() -> ctypes.CDLL:
     loaded.tailspan_start.argtypes, loaded.tailspan_start.restype = [ctypes.c_int], ctypes.c_void_p
     loaded.tailspan_end.argtypes, loaded.tailspan_end.restype = [ctypes.c_void_p], None
     loaded.tailspan_forward.argtypes, loaded.tailspan_forward.restype = [ctypes.c_void_p] * 2, None
+    loaded.tailspan_panel_bytes.argtypes, loaded.tailspan_panel_bytes.restype = [ctypes.c_int] * 2, ctypes.c_size_t
+    loaded.tailspan_pack.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
     loaded.tailspan_own_floats.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     loaded.tailspan_own_floats.restype = ctypes.c_size_t
     return loaded

@@ -9,7 +9,7 @@
  *   rows      tokens of the step; row t belongs to sequence seq[t] and attends to its first pos[t] + 1 tokens
  *   phases    of a layer: (norm) qkv + rotation + write to the cache, attention, output projection, (norm) gate and up,
  *             down; few rows are normalised by each thread for itself, many in a phase of their own (team.h) */
-#include "panels.h"
+#include "pack.h"
 #include "team.h"
 
 #define SELF_NORM 16 /* up to so many rows each thread normalises all of them */
@@ -269,6 +269,8 @@ static void run_task(void *of, int phase, int task, int thread) {
     }
 }
 
+size_t tailspan_panel_bytes(int type, int inputs) { return panel_bytes(type, inputs); }
+int tailspan_pack(int type, const float *weights, int outputs, int inputs, char *out) { return pack_panels(type, weights, outputs, inputs, out); }
 /* does the processor multiply pairs of bf16? */
 int tailspan_pairs(void) {
 #ifdef __AVX512BF16__

@@ -138,7 +138,7 @@ class NativeRunner:
         for i in range(model.shape.n_layers):
             layer = {}
             for name, weight in _layer_matrices(model, i):
-                layer[name] = pack(weight, kind.removesuffix("-bf16") if kind.startswith("int4") else kind)
+                layer[name] = pack(self._library, weight, kind)
                 if exactly and not layer[name].exact:
                     return None
             made.append(layer)
@@ -159,7 +159,7 @@ class NativeRunner:
             layer.v = self._hold(torch.empty(floats))
         self._keep.append(layers)
         cos, sin = rope_tables(shape, self.max_context)
-        embedding = self._matrix(pack(weights["model.embed_tokens.weight"], head_kind))
+        embedding = self._matrix(pack(self._library, weights["model.embed_tokens.weight"], head_kind))
         tied = shape.tied_embeddings
         return _Model(
             n_layers=shape.n_layers,
@@ -175,7 +175,7 @@ class NativeRunner:
             cos=self._hold(cos.contiguous()),
             sin=self._hold(sin.contiguous()),
             embedding=embedding,
-            head=embedding if tied else self._matrix(pack(weights["lm_head.weight"], head_kind)),
+            head=embedding if tied else self._matrix(pack(self._library, weights["lm_head.weight"], head_kind)),
             layers=ctypes.addressof(layers),
         )
 

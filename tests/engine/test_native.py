@@ -13,7 +13,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core import build
 from engine.native import build as native_build
-from engine.native.panels import rounded
+from engine.native.panels import pack
 from engine.native.runner import NativeRunner, fits
 from engine.phase_clock import PhaseClock
 from engine.request import Request, SamplingParams
@@ -42,6 +42,23 @@ def request(tokens: list[int], first_page: int, pages: int = 8) -> Request:
 
 def prompt(n: int, seed: int) -> list[int]:
     return torch.randint(3, 380, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """What a precision leaves of weights: of groups of 32 inputs, those of GGUF's Q8_0 and Q4_1."""
+    if kind in ("fp32", "bf16"):
+        return weight.to(torch.bfloat16 if kind == "bf16" else torch.float32).float()
+    parts = []
+    for w in weight.split(32, dim=1):
+        if kind == "int8":
+            d = (w.abs().amax(1, keepdim=True) / 127).half().float()
+            parts.append((w / d).nan_to_num(0).round().clamp(-127, 127) * d)
+        else:
+            low, high = w.amin(1, keepdim=True), w.amax(1, keepdim=True)
+            d, m = ((high - low) / 15).half().float(), low.half().float()
+            q = ((w - m) / d).nan_to_num(0).round().clamp(0, 15)
+            parts.append((q.double() * d.double() + m.double()).float())
+    return torch.cat(parts, dim=1)
 
 
 def at_precision(model: LoadedModel, dtype: str) -> LoadedModel:
@@ -93,6 +110,17 @@ def test_a_row_is_bit_equal_alone_in_any_batch_and_in_any_chunks(tiny: LoadedMod
         again = request(tokens, 180)
         got = runner.forward([*slices[: mates // 2], Slice(again, 0, 60, True), *slices[mates // 2 :]])[mates // 2]
         assert torch.equal(got, want)
+
+
+def test_packing_says_when_nothing_is_lost() -> None:
+    library, weight = native_build.library(), torch.randn(24, 80, generator=torch.Generator().manual_seed(1))
+    weight[3] = 0.0
+    weight[4, :32] = 0.25
+    for kind in ("bf16", "int8", "int4"):
+        assert not pack(library, weight, kind).exact
+        once = pack(library, rounded(weight, kind), kind)
+        assert once.exact
+        assert torch.equal(once.data, pack(library, weight, kind).data)
 
 
 def test_auto_takes_4_bits_when_they_lose_nothing(tiny: LoadedModel) -> None:

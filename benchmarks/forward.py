@@ -49,7 +49,7 @@ def slices(sequences: int, n: int) -> list[Slice]:
 
 
 def floor_seconds(
-    model: LoadedModel, sequences: int, n: int, bandwidth: float, peak: float, weight_bytes: int
+    model: LoadedModel, sequences: int, n: int, bandwidth: float, peak: float, weight_bytes: float
 ) -> float:
     """The least time a step can take here: bytes / bandwidth or FLOPs / peak, whichever is more."""
     shape = model.shape
@@ -78,28 +78,28 @@ def main() -> None:
     print(
         f"{threads} threads, read {bandwidth / 1e9:.1f} GB/s, fp32 product {peak / 1e9:.0f} GFLOP/s, context {CONTEXT}"
     )
-    runners: dict[str, tuple[NativeRunner | CpuRunner, int]] = {
-        "C, bf16 weights": (NativeRunner(model, EngineConfig(dtype="bf16", kv_blocks=300)), 2),
-        "C, fp32 weights": (NativeRunner(model, EngineConfig(dtype="fp32", kv_blocks=300)), 4),
-        "torch, fp32": (CpuRunner(model, EngineConfig(dtype="fp32", kv_blocks=300)), 4),
+    runners: dict[str, NativeRunner | CpuRunner] = {
+        f"C, {kind} weights": NativeRunner(model, EngineConfig(dtype=kind, kv_blocks=300))
+        for kind in ("auto", "bf16", "fp32")
     }
-    print(f"{'work':<14}" + "".join(f"{name:>32}" for name in runners) + f"{'C bf16 / torch':>18}")
+    runners["torch, fp32"] = CpuRunner(model, EngineConfig(dtype="fp32", kv_blocks=300))
+    print(f"{'work':<14}" + "".join(f"{name:>32}" for name in runners) + f"{'C auto / torch':>18}")
     for work, (sequences, n) in WORK.items():
         plan = slices(sequences, n)
         times: dict[str, list[float]] = {name: [] for name in runners}
-        for runner, _ in runners.values():
+        for runner in runners.values():
             runner.forward(plan)
         for _ in range(options.rounds):
-            for name, (runner, _) in runners.items():
+            for name, runner in runners.items():
                 start = time.perf_counter()
                 runner.forward(plan)
                 times[name].append(time.perf_counter() - start)
         line = f"{work:<14}"
-        for name, (_, weight_bytes) in runners.items():
+        for name, runner in runners.items():
             took = statistics.median(times[name])
-            floor = floor_seconds(model, sequences, n, bandwidth, peak, weight_bytes)
+            floor = floor_seconds(model, sequences, n, bandwidth, peak, runner.weight_bytes)
             line += f"{f'{took * 1e3:.1f} ms {sequences * n / took:.0f} token/s {floor / took:.0%}':>32}"
-        ratio = statistics.median(t / c for t, c in zip(times["torch, fp32"], times["C, bf16 weights"], strict=True))
+        ratio = statistics.median(t / c for t, c in zip(times["torch, fp32"], times["C, auto weights"], strict=True))
         print(line + f"{ratio:>17.2f}x")
 
 

@@ -63,8 +63,8 @@ def serve_command(
 
     api_key = key_from_environment(api_key_env) if api_key_env is not None else None
     lower_priority(nice)
-    # Between two parts of a step OpenMP's threads spin for milliseconds by default; on cores that others want as well
-    # that is time the waited-for thread does not get.  Read once, when torch loads the library.
+    # After each of torch's operations (sampling, or the whole forward where there is no compiler) OpenMP's threads spin
+    # for milliseconds by default, on cores that others want as well.  Read once, when torch loads the library.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from engine.config import EngineConfig
     from engine.server.lifecycle import ServeOptions, serve

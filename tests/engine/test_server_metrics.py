@@ -90,7 +90,7 @@ def test_everything_is_counted_once() -> None:
                 found[names.M_PREFIX_HITS + "_total", ()] == sum(account["cached_tokens"] for account in accounts) > 0
             )
             info = next(f for f in parse_text(text) if f.name == names.M_BUILD_INFO).samples[0].labels
-            assert info["model_sha"] == engine.model.shas["model"] and info["quant"] == "float32"
+            assert info["model_sha"] == engine.model.shas["model"] and info["quant"] == "fp32"
             assert ("vllm:num_requests_running", ()) in found  # vLLM's dashboards find their names
 
     asyncio.run(go())

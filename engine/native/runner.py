@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -109,7 +109,10 @@ class NativeRunner:
         self._forward = library().tailspan_forward
         self._forward.argtypes, self._forward.restype = [_POINTER, _POINTER], None
         self._keep: list[torch.Tensor | ctypes.Array[_Layer]] = []  # what the C side points to
-        self._model = self._pack(model)
+        slots, width = self.kv_blocks * config.block_size, shape.n_kv_heads * shape.head_dim
+        # never zeroed: a slot is written before it is read, and the memory is only taken as pages are used
+        self._kv = [(torch.empty(slots, width), torch.empty(slots, width)) for _ in range(shape.n_layers)]
+        self.reweigh(model.weights)
         self._scratch: dict[str, torch.Tensor] = {}
 
     def _hold(self, tensor: torch.Tensor) -> int:
@@ -124,9 +127,13 @@ class NativeRunner:
             weight = torch.cat([weight, weight.new_zeros(padded - rows, inputs)])
         return self._hold(weight.to(self.dtype).view(-1, _PANEL, inputs).transpose(1, 2).contiguous())
 
-    def _pack(self, model: LoadedModel) -> _Model:
-        shape, weights = model.shape, model.weights
-        slots, width = self.kv_blocks * self.config.block_size, shape.n_kv_heads * shape.head_dim
+    def reweigh(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Compute with these weights from now on; the KV pool stays as it is."""
+        self._keep.clear()
+        self._model = self._pack(weights)
+
+    def _pack(self, weights: Mapping[str, torch.Tensor]) -> _Model:
+        shape = self.shape
         layers = (_Layer * shape.n_layers)()
         for i, layer in enumerate(layers):
             p = f"model.layers.{i}."
@@ -136,9 +143,7 @@ class NativeRunner:
             layer.o = self._panels(weights[p + "self_attn.o_proj.weight"])
             layer.gate_up = self._panels(torch.cat([weights[p + f"mlp.{x}_proj.weight"] for x in ("gate", "up")]))
             layer.down = self._panels(weights[p + "mlp.down_proj.weight"])
-            # never zeroed: a slot is written before it is read, and the memory is only taken as pages are used
-            layer.k = self._hold(torch.empty(slots, width))
-            layer.v = self._hold(torch.empty(slots, width))
+            layer.k, layer.v = (kv.data_ptr() for kv in self._kv[i])
         self._keep.append(layers)
         cos, sin = rope_tables(shape, self.max_context)
         embedding = self._panels(weights["model.embed_tokens.weight"])

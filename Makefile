@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine accept accept-demo accept-conformance clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting accept accept-demo accept-conformance accept-soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,7 +48,10 @@ bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,tr
 	@echo "== quiet the machine first; peers are installed into build/peers once (vllm: 1.5 GB, llama.cpp: compiled)"
 	@$(BIN)/python -m benchmarks.engine_peers --peers $(PEERS) --out build/engine-speed.md
 
-accept: accept-demo accept-conformance ## the long checks, one target each; results are kept in docs/accept.md
+bench-accounting: $(VENV)/.run ## what phases, step log and laws cost in tokens/s, about 5 minutes
+	@$(BIN)/python -m benchmarks.accounting
+
+accept: accept-demo accept-conformance accept-soak ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -57,6 +60,10 @@ accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and c
 CONFORMANCE ?= 400
 accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE (400) requests an operation; about 10 minutes
 	@$(BIN)/python -m benchmarks.conformance --examples $(CONFORMANCE)
+
+SOAK ?= 30
+accept-soak: $(VENV)/.run ## SOAK (30) minutes at 1.5x capacity with clients that go, then idle: laws exact, memory level
+	@$(BIN)/python -m benchmarks.soak --minutes $(SOAK)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -10,13 +10,14 @@ A cached page is found by (chain of the page before it, its tokens): the tokens 
 collision cannot hand out another prompt's KV.  Chain ids are never used twice: a page whose parent was evicted can
 not be reached any more and leaves by age.
 
-Always: free + cached + used = total, and no count is negative (``violations``).
+Always: free + cached + used = total, and no count is negative (``violations``).  A pool that is made smaller while
+pages are in use owes the rest: they are withdrawn as they are given back.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Key = tuple[int, tuple[int, ...]]
 ROOT = 0
@@ -33,6 +34,9 @@ class BlockPool:
         self._index: dict[Key, tuple[int, int]] = {}  # key -> (page, its chain id)
         self._key: dict[int, Key] = {}  # page -> key
         self._chains = ROOT
+        self._withdrawn: list[int] = []  # out of service
+        self._owed = 0  # pages still to be withdrawn
+        self.redirect: Callable[[int], int] | None = None  # fault injection: the page that a hit is given instead
 
     @property
     def available(self) -> int:
@@ -47,7 +51,7 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Pages that requests hold."""
-        return self.total - self.available
+        return self.total + self._owed - self.available
 
     def pages(self, tokens: int) -> int:
         """Pages needed for so many tokens."""
@@ -67,6 +71,8 @@ class BlockPool:
             if found is None:
                 break
             page, chain = found
+            if self.redirect is not None:
+                page = self.redirect(page)
             self._hold(page)
             pages.append(page)
         return pages, chain
@@ -77,11 +83,7 @@ class BlockPool:
             return None
         pages = []
         for _ in range(n):
-            if self._free:
-                page = self._free.pop()
-            else:
-                page, _none = self._idle.popitem(last=False)
-                del self._index[self._key.pop(page)]
+            page = self._pop()
             self._count[page] = 1
             pages.append(page)
         return pages
@@ -113,6 +115,45 @@ class BlockPool:
                     self._idle[page] = None
                 else:
                     self._free.append(page)
+        if self._owed:
+            self._settle()
+
+    def resize(self, total: int) -> None:
+        """Serve from ``total`` pages, 1 .. as many as there were at the start."""
+        if not 1 <= total <= len(self._count):
+            raise ValueError(f"a pool of {len(self._count)} pages cannot serve from {total}")
+        self.total = total
+        self._owed = len(self._count) - len(self._withdrawn) - total
+        self._settle()
+
+    def _settle(self) -> None:
+        while self._owed > 0 and self.available:
+            page = self._pop()
+            self._withdrawn.append(page)
+            self._owed -= 1
+        while self._owed < 0:
+            self._free.append(self._withdrawn.pop())
+            self._owed += 1
+
+    def forget(self) -> None:
+        """Empty the prefix index: what is cached is wanted no more."""
+        self._free.extend(self._idle)
+        self._idle.clear()
+        self._index.clear()
+        self._key.clear()
+
+    @property
+    def findable(self) -> list[int]:
+        """Pages in the prefix index."""
+        return list(self._key)
+
+    def _pop(self) -> int:
+        """A page out of no one's hands: an empty one, else the oldest cached one, evicted."""
+        if self._free:
+            return self._free.pop()
+        page, _none = self._idle.popitem(last=False)
+        del self._index[self._key.pop(page)]
+        return page
 
     def _hold(self, page: int) -> None:
         if self._count[page] == 0:
@@ -122,14 +163,14 @@ class BlockPool:
     def violations(self, held: Sequence[Sequence[int]]) -> list[str]:
         """Broken laws, given the pages of every live request; [] when all hold."""
         wrong = []
-        counts = [0] * self.total
+        counts = [0] * len(self._count)
         for pages in held:
             for page in pages:
                 counts[page] += 1
         if counts != self._count:
-            bad = [page for page in range(self.total) if counts[page] != self._count[page]]
+            bad = [page for page, count in enumerate(counts) if count != self._count[page]]
             wrong.append(f"reference counts of pages {bad[:8]} differ from what requests hold")
-        if len(self._free) + len(self._idle) + sum(1 for n in self._count if n > 0) != self.total:
+        if self.available + sum(1 for n in self._count if n > 0) != self.total + self._owed:
             wrong.append("free + cached + used pages are not the whole pool")
         if len(set(self._free) | set(self._idle)) != len(self._free) + len(self._idle):
             wrong.append("a page is free twice")

@@ -5,16 +5,14 @@ Owns the options and what they mean.  Nothing heavy is imported before an option
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from engine.server.logs import set_up
 from models.errors import UserError
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def serve_command(
@@ -39,6 +37,15 @@ def serve_command(
         ),
     ] = "auto",
     queue_limit: Annotated[int, typer.Option(help="Most requests that wait; one more gets a 429.")] = 1024,
+    queue_tokens: Annotated[
+        int | None, typer.Option(help="Most prompt tokens that wait; more get a 429 [no limit].")
+    ] = None,
+    max_predicted_ttft: Annotated[
+        float | None, typer.Option(help="Seconds; a request whose first token would take longer gets a 503 [no limit].")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Who is served first: fcfs, priority or deadline.")] = "fcfs",
+    check_every: Annotated[int, typer.Option(help="Check the laws every so many steps; 0: only when idle.")] = 1000,
+    shadow: Annotated[float, typer.Option(help="Share of the answers that is run again alone and compared.")] = 0.0,
     otlp_endpoint: Annotated[
         str, typer.Option(help="OTLP/HTTP collector for spans.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT")
     ] = "http://127.0.0.1:4318",
@@ -46,6 +53,9 @@ def serve_command(
     body_limit: Annotated[int, typer.Option(help="Most bytes of a request body; above it: 413.", min=1024)] = 4
     * 1024
     * 1024,
+    stream_buffer: Annotated[
+        int, typer.Option(help="Most bytes that wait for a slow reader; above it its stream is dropped.", min=1024)
+    ] = 1024 * 1024,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that requests in flight may take after a stop.", min=0.0)
     ] = 10.0,
@@ -54,11 +64,13 @@ def serve_command(
     ] = None,
     ready_file: Annotated[Path | None, typer.Option(help='Written once ready: {"url": ..., "pid": ...}.')] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    enable_faults: Annotated[
+        bool, typer.Option("--enable-faults", help="Let /debug/faults break this server; this machine only.")
+    ] = False,
 ) -> None:
     """Serve a model over OpenAI's HTTP API, with the phases of every request."""
-    if log_level.lower() not in LOG_LEVELS:
-        raise UserError(f"{log_level!r} is no log level", where="--log-level", remedy=f"one of {', '.join(LOG_LEVELS)}")
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up(log_level, log_format)
     from engine.server.api_key import key_from_environment
 
     api_key = key_from_environment(api_key_env) if api_key_env is not None else None
@@ -79,6 +91,11 @@ def serve_command(
         threads=threads,
         dtype=weights,
         queue_limit=queue_limit,
+        queue_tokens=queue_tokens,
+        max_predicted_ttft=max_predicted_ttft,
+        policy=policy,
+        check_every=check_every,
+        shadow=shadow,
     )
     options = ServeOptions(
         config,
@@ -86,9 +103,10 @@ def serve_command(
         port=port,
         replica=replica,
         otlp_endpoint=None if no_spans else otlp_endpoint,
-        limits=Limits(body=body_limit, drain_s=drain_timeout),
+        limits=Limits(body=body_limit, drain_s=drain_timeout, stream=stream_buffer),
         ready_file=ready_file,
         api_key=api_key,
+        enable_faults=enable_faults,
     )
     code = serve(options, lambda line: print(line, flush=True))
     if code:

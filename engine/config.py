@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.policy import POLICIES
 from models.errors import UserError
 
 DTYPES = ("auto", "fp32", "bf16", "int8", "int4", "int4-bf16")
@@ -19,6 +20,9 @@ class EngineConfig:
     threads: CPU threads of the forward (None: one per core).  dtype: precision of the weights (auto: int4 where that
     loses nothing, as with a model from a 4-bit file, else bf16).  queue_limit: most requests that wait; one more is
     refused.  watermark: share of the pool kept free when a request is admitted, so that running ones can grow.
+    policy: fcfs, priority or deadline.  queue_tokens: most prompt tokens that wait; max_predicted_ttft: seconds,
+    refused above (None: no limit).  check_every: steps between two checks of the laws (0: only when idle).
+    shadow: share of the finished requests that run again alone, when idle.
     """
 
     model: str = "smollm2"
@@ -33,6 +37,11 @@ class EngineConfig:
     prefix_cache: bool = True
     watermark: float = 0.01
     step_log: int = 65_536
+    policy: str = "fcfs"
+    queue_tokens: int | None = None
+    max_predicted_ttft: float | None = None
+    check_every: int = 1000
+    shadow: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "token_budget", "block_size", "queue_limit", "step_log"):
@@ -40,7 +49,7 @@ class EngineConfig:
                 raise UserError(
                     f"{name} is {getattr(self, name)}, but must be at least 1", where="engine configuration"
                 )
-        for name in ("kv_blocks", "max_context", "threads"):
+        for name in ("kv_blocks", "max_context", "threads", "queue_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}, but must be at least 1", where="engine configuration")
@@ -56,3 +65,17 @@ class EngineConfig:
             )
         if not 0 <= self.watermark < 1:
             raise UserError(f"watermark {self.watermark} is outside 0..1", where="engine configuration")
+        if self.policy not in POLICIES:
+            raise UserError(
+                f"policy {self.policy!r} is unknown",
+                where="engine configuration",
+                remedy=f"one of {', '.join(POLICIES)}",
+            )
+        if self.max_predicted_ttft is not None and not self.max_predicted_ttft > 0:
+            raise UserError(
+                f"max_predicted_ttft is {self.max_predicted_ttft}, but must be above 0", where="engine configuration"
+            )
+        if self.check_every < 0:
+            raise UserError(f"check_every is {self.check_every}, but must be at least 0", where="engine configuration")
+        if not 0 <= self.shadow <= 1:
+            raise UserError(f"shadow {self.shadow} is outside 0..1", where="engine configuration")

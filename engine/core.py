@@ -2,8 +2,7 @@
 
     step = schedule -> forward -> sample -> commit          others talk to it through one inbox
 
-Laws, checked when idle and on demand (``integrity``): received = finished + aborted + failed + live;
-pages free + cached + used = total; tokens in steps = tokens in requests.
+Its laws (``engine.laws``) are checked when idle, every so many steps, and on demand (``check``).
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import torch
 
+from engine.admission import Admission, Backlog, Limits
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
 from engine.floors import Floors
+from engine.laws import Laws, Ledger
 from engine.logprobs import LogprobStream, TokenLogprob, sampled_rows
 from engine.native.build import NoCompiler
 from engine.native.runner import NativeRunner, fits
@@ -36,7 +38,7 @@ from engine.request import (
     STOP,
     NeverFits,
     Output,
-    QueueFull,
+    Refusal,
     Request,
     RequestTooLong,
     SamplingParams,
@@ -44,6 +46,7 @@ from engine.request import (
 from engine.runner_cpu import CpuRunner
 from engine.sampling import Shaper, sample
 from engine.scheduler import Plan, Scheduler, Slice
+from engine.shadow import Shadow
 from engine.steplog import StepLog, StepRecord
 from engine.structured import GrammarError
 from models.cpu_device import this_cpu
@@ -52,6 +55,8 @@ from models.roofline import StepCost
 from models.store import LoadedModel
 
 log = logging.getLogger("tailspan.engine")
+
+T = TypeVar("T")
 
 
 class Runner(Protocol):
@@ -75,7 +80,10 @@ class EngineStats:
     kv_free: int = 0
     kv_total: int = 0
     received: int = 0
+    live: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by finish reason
+    rejected: Counter[str] = field(default_factory=Counter)  # by reason of the refusal
+    alloc_failures: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
@@ -100,14 +108,21 @@ class Engine:
         self.floors = Floors(cost)
         self.pool = BlockPool(runner.kv_blocks, config.block_size, prefix_cache=config.prefix_cache)
         self.scheduler = Scheduler(config, self.pool)
+        limits = Limits(config.queue_limit, config.queue_tokens, config.max_predicted_ttft)
+        self.admission = Admission(limits, config.max_batch, config.token_budget)
+        self.ledger, self.laws = Ledger(), Laws(config.check_every)
+        self.shadow = Shadow(self, config.shadow) if config.shadow else None
+        self.before_step: Callable[[], None] | None = None  # called between two steps, on the engine thread
         self.steps = StepLog(config.step_log)
         self.max_context = runner.max_context
-        self._eos = frozenset(model.shape.eos_token_ids)
+        self.end_tokens = frozenset(model.shape.eos_token_ids)
         self.has_logits = bool(getattr(runner, "has_logits", True))  # False: a runner that only takes the time
-        self._inbox: queue.SimpleQueue[tuple[str, Request | str | None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[str, Request | str | Callable[[], object] | None]] = queue.SimpleQueue()
         self._live: dict[str, Request] = {}
         self._pending = 0  # submitted, not yet seen by the engine thread
         self._pending_tokens = 0
+        self._context = 0  # tokens that the last step attended to
+        self._now = time.monotonic_ns
         self._lock = threading.Lock()
         self._stats = EngineStats(kv_total=runner.kv_blocks, kv_free=runner.kv_blocks)
         self._last_end_ns: int | None = None  # end of the last step after which someone was still runnable
@@ -132,10 +147,18 @@ class Engine:
             log.warning("the engine thread did not end within %.1f s", timeout)
 
     def submit(self, request: Request) -> None:
-        """Enqueue.  Raises RequestTooLong, NeverFits or QueueFull; then nothing of the request is kept."""
-        prompt, params = len(request.prompt_ids), request.params
+        """Enqueue.  Raises a Refusal (too long, never fits, overload); then nothing of the request is kept."""
         if not request.prompt_ids:
             raise ValueError("a prompt of no tokens cannot be continued")
+        try:
+            self._enter(request)
+        except Refusal as refusal:
+            self.ledger.refused(refusal.reason)
+            raise
+        self._inbox.put(("add", request))
+
+    def _enter(self, request: Request) -> None:
+        prompt, params = len(request.prompt_ids), request.params
         if prompt + params.max_tokens > self.max_context:
             raise RequestTooLong(prompt, params.max_tokens, self.max_context)
         pool_tokens = self.pool.total * self.pool.size
@@ -147,50 +170,125 @@ class Engine:
         request.shaper = Shaper.of(params)
         request.told = LogprobStream() if params.logprobs is not None else None
         request.seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
+        request.arrived_ns = self._now()
+        if self.shadow is not None:
+            self.shadow.choose(request)
         with self._lock:
-            ahead = len(self.scheduler.waiting) + self._pending
-            if ahead >= self.config.queue_limit:
-                raise QueueFull(self.config.queue_limit)
-            request.clock.facts.queue_depth_at_arrival = ahead
-            request.clock.facts.queue_tokens_ahead = self._stats.waiting_tokens + self._pending_tokens
+            backlog = self._backlog()
+            self.admission.decide(request, backlog)
+            request.clock.facts.queue_depth_at_arrival = backlog.waiting
+            request.clock.facts.queue_tokens_ahead = backlog.tokens
             self._pending += 1
             self._pending_tokens += prompt
-        self._inbox.put(("add", request))
+            self.ledger.entered()
+
+    def _backlog(self) -> Backlog:
+        """What is ahead of a new request; under the lock."""
+        running = tuple(self.scheduler.running)
+        return Backlog(
+            waiting=len(self.scheduler.waiting) + self._pending,
+            tokens=self.scheduler.waiting.tokens + self._pending_tokens,
+            running=len(running),
+            unread=sum(max(0, len(one.tokens) - one.computed - 1) for one in running),
+            context=self._context,
+        )
+
+    def backlog_s(self) -> float:
+        """Predicted seconds until everything that waits has its first token."""
+        with self._lock:
+            return self.admission.drain_s(self._backlog())
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; nothing happens when it is over already."""
         self._inbox.put(("abort", request_id))
 
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Run ``work`` on the engine thread between two steps."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.put(("call", run))
+        return done
+
     def stats(self) -> EngineStats:
-        """Counters and state; a snapshot, at most one step old."""
-        stats = self._stats
+        """Counters and state; a snapshot, at most one step old.  The requests in it balance."""
         with self._lock:
-            stats.waiting = len(self.scheduler.waiting) + self._pending
-        stats.running = len(self.scheduler.running)
-        stats.kv_used, stats.kv_free = self.pool.used, self.pool.available
-        return stats
+            books, pending = self.ledger.read(), self._pending
+            waiting_tokens = self.scheduler.waiting.tokens + self._pending_tokens
+        return replace(
+            self._stats,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + pending,
+            waiting_tokens=waiting_tokens,
+            kv_used=self.pool.used,
+            kv_free=self.pool.available,
+            kv_total=self.pool.total,
+            received=books.received,
+            live=books.live,
+            finished=Counter(books.ended),
+            rejected=Counter(books.rejected),
+            alloc_failures=self.scheduler.shortages,
+        )
 
     def integrity(self) -> list[str]:
-        """Broken laws, [] when all hold.  Exact when the engine is idle or stopped."""
-        wrong = self.scheduler.violations()
+        """Broken laws, [] when all hold.  Exact on the engine thread, and when the engine is idle or stopped."""
         stats = self._stats
-        over = sum(stats.finished.values())
-        if stats.received != over + len(self._live):
-            wrong.append(f"received {stats.received} requests, but {over} are over and {len(self._live)} live")
+        with self._lock:
+            books, pending = self.ledger.read(), self._pending
+        wrong = self.scheduler.violations() + books.violations()
+        if books.live != len(self._live) + pending:
+            wrong.append(f"{books.live} requests are live, but the engine has {len(self._live)} and {pending} to come")
         if len(self._live) != len(self.scheduler.running) + len(self.scheduler.waiting):
             wrong.append("live requests are not the running and the waiting ones")
         if stats.step_tokens != stats.request_tokens:
             wrong.append(f"steps computed {stats.step_tokens} tokens, requests account for {stats.request_tokens}")
         return wrong
 
+    # --- on the engine thread, between two steps ---
+    def check(self) -> list[str]:
+        """Check the laws, and remember what came of it."""
+        found = self.integrity()
+        self.laws.checked(found, self._stats.steps)
+        return found
+
+    def resize_pool(self, total: int) -> None:
+        """Serve from so many pages from now on; what is in flight and cannot fit any more fails."""
+        self.pool.resize(total)
+        for request in list(self._live.values()):
+            self._fail_unfit(request)
+
+    def _fail_unfit(self, request: Request) -> None:
+        need, room = len(request.prompt_ids) + request.params.max_tokens, self.pool.total * self.pool.size
+        if need > room:
+            self._end(request, ERROR, self._now(), error=str(NeverFits(need, room)))
+
     # --- the engine thread ---
     def _run(self) -> None:
         while not self._stopping:
+            if not self.scheduler.has_work:
+                self._idle()
             self._drain(wait=not self.scheduler.has_work)
             if self.scheduler.has_work and not self._stopping:
                 self.step()
         for request in list(self._live.values()):
             self._end(request, ABORT, time.monotonic_ns(), error="the engine is shutting down")
+
+    def _idle(self) -> None:
+        """Nothing to do: check the laws, then run shadows as long as nothing comes."""
+        self._last_end_ns = None
+        if self.laws.last_step != self._stats.steps:
+            self.check()
+        while self.shadow is not None and self._inbox.empty() and self.shadow.step():
+            pass
+        if self.shadow is not None:
+            self.shadow.yield_pages()
 
     def _drain(self, *, wait: bool) -> None:
         if wait:
@@ -202,26 +300,29 @@ class Engine:
                 return
             wait = False
             if what == "add" and isinstance(value, Request):
-                self._stats.received += 1
-                self._live[value.id] = value
-                self.scheduler.add(value)
                 with self._lock:
+                    self._live[value.id] = value
+                    self.scheduler.add(value, self._now())
                     self._pending -= 1
                     self._pending_tokens -= len(value.prompt_ids)
-                    self._stats.waiting_tokens += len(value.tokens)
+                self._fail_unfit(value)  # the pool may have become smaller since it was let in
             elif what == "abort" and isinstance(value, str):
                 request = self._live.get(value)
                 if request is not None:
-                    self._end(request, ABORT, time.monotonic_ns())
+                    self._end(request, ABORT, self._now())
+            elif callable(value):
+                value()
             else:
                 self._stopping = True
 
     def step(self) -> None:
         """One step: schedule, forward, sample, commit."""
-        start = time.monotonic_ns()
+        if self.before_step is not None:
+            self.before_step()
+        start = self._now()
         gap = start - self._last_end_ns if self._last_end_ns is not None else 0
         self._stats.stall_ns += gap
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(start)
         self._mark_scheduled(plan, start)
         if not plan.slices:
             self._last_end_ns = start if self.scheduler.running else None
@@ -230,10 +331,10 @@ class Engine:
             logits = self.runner.forward(plan.slices)
             sampling = [piece.request for piece in plan.slices if piece.sample]
             logits = sampled_rows(logits, plan.slices)
-            tokens, finite = sample(logits, sampling, self._eos) if sampling else ([], [])
+            tokens, finite = sample(logits, sampling, self.end_tokens) if sampling else ([], [])
         except Exception as error:  # a failed step must not take the engine down with it
             log.exception("step %d failed", self._stats.steps)
-            now = time.monotonic_ns()
+            now = self._now()
             for piece in plan.slices:
                 self._end(piece.request, ERROR, now, error=f"{type(error).__name__}: {error}")
             self._last_end_ns = now if self.scheduler.running else None
@@ -255,8 +356,6 @@ class Engine:
                 request.clock.facts.step_first = number
                 request.clock.facts.cached_tokens = request.computed
                 request.clock.facts.kv_usage_at_admit = self.pool.used / self.pool.total
-        with self._lock:
-            stats.waiting_tokens = sum(len(request.tokens) for request in self.scheduler.waiting)
 
     def _commit(self, plan: Plan, tokens: list[int], finite: list[bool], start: int, gap: int) -> None:
         """Take the results over: token by token, then pages, then the log; one stamp, the step's end, for all."""
@@ -292,18 +391,22 @@ class Engine:
             else:
                 told = self._told(request, token, text) if request.told is not None else ()
                 news.append((request, text, token, told))
-        end = time.monotonic_ns()
+        end = self._now()
         for piece, decode in zip(plan.slices, decodes, strict=True):
             self._account(piece, decode=decode, start=start, end=end, number=number, batch=batch)
         stats.steps += 1
         stats.step_tokens += plan.tokens
         stats.recomputed_tokens += recomputed
         self._log(plan, decodes, number, start, end, gap, recomputed, context)
+        self._context = context
+        self.admission.step(plan.tokens, batch, context, (end - start) / 1e9)
         for request, text, token, told in news:
             request.emit(Output(request.id, text, (token,), None, None, end, told))
         for request, reason, error, text in done:
             self._end(request, reason, end, error=error, text=text)
         self._last_end_ns = end if self.scheduler.running else None
+        if self.laws.due(stats.steps):
+            self.check()
 
     def _append(self, request: Request, token: int) -> tuple[str, str | None]:
         """Add a sampled token; returns the text that may be sent, and the finish reason if that was the last."""
@@ -324,7 +427,7 @@ class Engine:
 
     def _ends(self, params: SamplingParams, token: int) -> bool:
         """Is it a token that ends an answer and is no part of it?"""
-        return (token in self._eos and not params.ignore_eos) or token in params.stop_token_ids
+        return (token in self.end_tokens and not params.ignore_eos) or token in params.stop_token_ids
 
     def _told(self, request: Request, token: int, text: str) -> tuple[TokenLogprob, ...]:
         """Logprobs that may be sent with ``text``; a token that ended the answer is not among them."""
@@ -356,6 +459,8 @@ class Engine:
             else:
                 facts.decode_max_gap_ns = max(facts.decode_max_gap_ns, end - request.token_ns)
             request.token_ns = end
+            if request.token_steps is not None:
+                request.token_steps.append(number)
 
     def _log(
         self,
@@ -399,12 +504,13 @@ class Engine:
         """The request is over: everything it holds is given back, once, and its client is told."""
         token_ids = tuple(request.tokens[-1:]) if reason in (STOP, LENGTH) else ()
         told = self._told(request, token_ids[0], text) if token_ids and request.told is not None else ()
-        if request.state == "waiting":
-            with self._lock:
-                self._stats.waiting_tokens -= len(request.tokens)
-        self.scheduler.finish(request)
-        del self._live[request.id]
-        self._stats.finished[reason] += 1
+        with self._lock:
+            self.scheduler.finish(request)
+            del self._live[request.id]
+            self.ledger.ended(reason)
+        self.admission.over(request, reason)
+        if self.shadow is not None and reason in (STOP, LENGTH):
+            self.shadow.remember(request)
         request.clock.ended(now, self._stats.stall_ns)
         self.floors.over(request)
         request.emit(Output(request.id, text, token_ids, reason, error, now, told))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.detokenizer import TextStream
 from engine.logprobs import LogprobStream, TokenLogprob
 from engine.phase_clock import PhaseClock
 from engine.structured import Grammar
+from telemetry import names
 
 if TYPE_CHECKING:
     from engine.sampling import Shaper
@@ -102,6 +103,14 @@ class Request:
     chunk_end_ns: int = 0  # end of the step with its last prefill chunk, and the stall total then
     chunk_stall: int = 0
     token_ns: int = 0  # when its newest token was sampled
+    priority: int = 0  # lower is sooner
+    deadline_ns: int | None = None  # when the whole answer is wanted, on the clock of ``clock``
+    arrived_ns: int = 0
+    number: int = 0  # position in order of arrival
+    rank: int = 0  # of ``engine.policy``
+    predicted_ns: int = 0  # how long it would take from its first step on, when it came
+    predicted_ttft_ns: int | None = None  # to its first token, when it came
+    token_steps: list[int] | None = None  # the step of each token, where somebody wants to know
 
     @property
     def output_ids(self) -> list[int]:
@@ -138,11 +147,15 @@ def derived_seed(seed: int | None, choice: int) -> int | None:
 
 
 class Refusal(Exception):
-    """The engine will not take the request; nothing of it is kept."""
+    """The engine will not take the request; nothing of it is kept.  reason: a label of ``names.REJECT_REASONS``."""
+
+    reason: ClassVar[str]
 
 
 class RequestTooLong(Refusal):
     """Prompt and at least one token of output exceed the context."""
+
+    reason = names.CONTEXT_OVERFLOW
 
     def __init__(self, prompt_tokens: int, max_tokens: int, max_context: int) -> None:
         super().__init__(
@@ -155,14 +168,52 @@ class RequestTooLong(Refusal):
 class NeverFits(Refusal):
     """The request needs more KV pages than the whole pool has."""
 
+    reason = names.KV_OOM
+
     def __init__(self, tokens: int, pool_tokens: int) -> None:
         super().__init__(f"the request needs KV for {tokens} tokens, but the whole pool holds {pool_tokens}")
         self.tokens, self.pool_tokens = tokens, pool_tokens
 
 
-class QueueFull(Refusal):
+class Overload(Refusal):
+    """The backlog is too long now.  retry_after_s: when it should be down to half of what is allowed."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Overload):
     """As many requests wait as are allowed to."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} requests are waiting, which is the limit")
+    reason = names.REJECT_QUEUE
+
+    def __init__(self, limit: int, retry_after_s: float = 1.0) -> None:
+        super().__init__(f"{limit} requests are waiting, which is the limit", retry_after_s)
         self.limit = limit
+
+
+class TokensFull(Overload):
+    """As many prompt tokens wait as are allowed to."""
+
+    reason = names.REJECT_TOKENS
+
+    def __init__(self, waiting: int, tokens: int, limit: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{waiting} tokens are waiting, and the {tokens} of this prompt would exceed the limit of {limit}",
+            retry_after_s,
+        )
+        self.limit = limit
+
+
+class TooSlow(Overload):
+    """The first token would come too late."""
+
+    reason = names.REJECT_TTFT
+
+    def __init__(self, predicted_s: float, limit_s: float, retry_after_s: float) -> None:
+        super().__init__(
+            f"the first token is expected after {predicted_s:.1f} s, which is above the limit of {limit_s:g} s",
+            retry_after_s,
+        )
+        self.predicted_s, self.limit_s = predicted_s, limit_s

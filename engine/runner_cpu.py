@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 import torch
@@ -46,7 +46,7 @@ class CpuRunner:
         self.weight_bytes, self.kv_bytes = float(self.dtype.itemsize), self.dtype.itemsize
         self.max_context = min(config.max_context or shape.max_context, shape.max_context)
         self._cos, self._sin = rope_tables(shape, self.max_context)
-        self._load(model)
+        self.reweigh(model.weights)
         self.kv_blocks = config.kv_blocks or kv_blocks_from_memory(shape, config, self.dtype)
         slots = self.kv_blocks * config.block_size
         width = shape.n_kv_heads * shape.head_dim
@@ -54,8 +54,9 @@ class CpuRunner:
         self._keys = [torch.empty(slots, width, dtype=self.dtype) for _ in range(shape.n_layers)]
         self._values = [torch.empty(slots, width, dtype=self.dtype) for _ in range(shape.n_layers)]
 
-    def _load(self, model: LoadedModel) -> None:
-        weights, dtype = model.weights, self.dtype
+    def reweigh(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Compute with these weights from now on; the KV pool stays as it is."""
+        dtype = self.dtype
 
         def w(name: str) -> torch.Tensor:
             return weights[name].to(dtype)

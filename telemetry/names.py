@@ -33,6 +33,7 @@ PHASES_EVENT: Final = "tailspan.phases"  # SSE event name that carries it, just 
 PHASES_KEY: Final = "tailspan"  # JSON key that holds the account in the event and in plain answers
 REPLICA_HEADER: Final = "x-tailspan-replica"  # response header: which replica answered
 REQUEST_ID_HEADER: Final = "x-request-id"
+DEADLINE_HEADER: Final = "x-tailspan-deadline-ms"  # request header: ms after its head within which it is wanted
 
 # --- Outcome labels (outcomes are judged per logical request) ---
 GOOD: Final = "good"
@@ -58,6 +59,16 @@ DROP_REASONS: Final = (
     REFUSED, REJECTED, TIMEOUT_CONNECT, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL, RESET, STREAM_CUT, KV_OOM,
     CONTEXT_OVERFLOW, SERVER_ERROR, HANG,
 )  # fmt: skip
+# Reasons of a refusal by the engine, beside CONTEXT_OVERFLOW and KV_OOM.
+REJECT_QUEUE: Final = "queue_full"  # 429
+REJECT_TOKENS: Final = "queue_tokens"  # 429
+REJECT_TTFT: Final = "predicted_ttft"  # 503
+REJECT_LOADING: Final = "loading"  # 503
+REJECT_DRAINING: Final = "draining"  # 503
+REJECT_REASONS: Final = (
+    REJECT_QUEUE, REJECT_TOKENS, REJECT_TTFT, REJECT_LOADING, REJECT_DRAINING, CONTEXT_OVERFLOW, KV_OOM,
+)  # fmt: skip
+SLOW_READER: Final = "slow_reader"  # error.type of a stream that was dropped because nobody read it
 # Reasons of an invalid request: our own fault, never the server's.
 SCHEDULE_LAG: Final = "schedule_lag"
 BAD_REQUEST: Final = "bad_request"  # the server called our request malformed
@@ -171,6 +182,20 @@ M_STEP: Final = "tailspan_engine_step_seconds"  # {kind}
 M_STEP_GAP: Final = "tailspan_engine_step_gap_seconds"
 M_LOOP_LAG: Final = "tailspan_event_loop_lag_seconds"
 M_GC_PAUSE: Final = "tailspan_gc_pause_seconds"
+M_KERNEL_COMPILE: Final = "tailspan_kernel_compile_seconds"  # spent on compiling since the start; 0 from the cache
+M_ALLOC_FAILURES: Final = "tailspan_kv_alloc_failures"  # pages were wanted and not there
+M_STEP_MODEL_ERROR: Final = "tailspan_step_model_error_ratio"  # running mean of |predicted - measured| / measured
+M_TTFT_ERROR: Final = "tailspan_predicted_ttft_error_seconds"  # |predicted - measured|, per request
+M_BACKLOG: Final = "tailspan_backlog_seconds"  # predicted time until all that waits has its first token
+M_ENGINE_REQUESTS: Final = "tailspan_engine_requests"  # {state}: received, finished, aborted, rejected, failed
+M_ENGINE_LIVE: Final = "tailspan_engine_requests_live"
+M_SERVER_RECEIVED: Final = "tailspan_server_requests_received"
+M_SERVER_LIVE: Final = "tailspan_server_requests_live"
+M_LAW_CHECKS: Final = "tailspan_law_checks"
+M_LAW_VIOLATIONS: Final = "tailspan_law_violations"
+M_SHADOWED: Final = "tailspan_shadow_requests"  # run again alone, and compared
+M_DIVERGENCE: Final = "tailspan_divergence"  # answers that differ from themselves alone
+M_STREAMS_DROPPED: Final = "tailspan_streams_dropped"  # {reason}
 M_RECOMPUTED: Final = "tailspan_recomputed_tokens"
 M_NONFINITE: Final = "tailspan_nonfinite_logits"
 M_BUILD_INFO: Final = "tailspan_build_info"

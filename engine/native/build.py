@@ -12,12 +12,16 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from models.cache import cache_dir
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("llama.c", "pack.h", "panels.h", "team.h", "vectors.h"))
 FLAGS = ("-O3", "-march=native", "-pthread", "-Wno-psabi", "-shared", "-fPIC")
+
+
+spent_s = 0.0  # compiling, in this process
 
 
 class NoCompiler(Exception):
@@ -64,6 +68,8 @@ def _cpuinfo() -> list[str]:
 
 
 def _compile(compiler: str, path: Path) -> None:
+    global spent_s
+    start = time.perf_counter()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
@@ -76,3 +82,4 @@ def _compile(compiler: str, path: Path) -> None:
             first = result.stderr.strip().splitlines()[:1]
             raise NoCompiler(f"{compiler} failed: {first[0] if first else f'exit code {result.returncode}'}")
         made.replace(path)  # atomic: two engines that start at once both end with a whole library
+    spent_s += time.perf_counter() - start

@@ -19,14 +19,20 @@ static uint16_t to_half(float x) {
 /* q of a weight: the nearest of low .. high, 0 for a group that is all the same */
 static int level(float x, float d, int low, int high) {
     float q = d == 0 ? 0 : rintf(x / d);
-    return q < (float)low ? low : q > (float)high ? high : (int)q;
+    return !(q > (float)low) ? low : q > (float)high ? high : (int)q;
+}
+/* a scale for the whole group that is not finite when a weight is not, so that what is computed with it is not either */
+static uint16_t scale_of(const float *x, int count, float d) {
+    float bad = 0;
+    for (int i = 0; i < count; i++) bad += x[i] * 0.0f;
+    return to_half(d + bad);
 }
 /* one group of one output: count weights at x into the lane of a block of panel; returns whether nothing was lost */
 static int pack_int8(const float *x, int count, int lane, char *block) {
     uint32_t *words = (uint32_t *)(block + NR * 2) + lane;
     float top = 0;
     for (int i = 0; i < count; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
-    uint16_t half = to_half(top / 127.0f);
+    uint16_t half = scale_of(x, count, top / 127.0f);
     float d = from_half(half);
     int exact = 1;
     ((uint16_t *)block)[lane] = half;
@@ -41,7 +47,7 @@ static int pack_int4(const float *x, int count, int lane, char *block) {
     uint32_t *words = (uint32_t *)(block + NR * 4) + lane;
     float low = x[0], high = x[0];
     for (int i = 1; i < count; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
-    uint16_t half_d = to_half((high - low) / 15.0f), half_m = to_half(low);
+    uint16_t half_d = scale_of(x, count, (high - low) / 15.0f), half_m = to_half(low);
     float d = from_half(half_d), m = from_half(half_m);
     int exact = 1;
     ((uint16_t *)block)[lane] = half_d, ((uint16_t *)block)[NR + lane] = half_m;

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -98,9 +98,10 @@ class NativeRunner:
         self.kv_blocks = config.kv_blocks or kv_blocks_from_memory(shape, config, torch.float32)
         self._library = library()
         self._keep: list[torch.Tensor | ctypes.Array[_Layer]] = []  # what the C side points to
-        self._bytes = 0  # of packed matrices
-        self.dtype, self._model = self._pack(model)
-        self.weight_bytes, self.kv_bytes = self._bytes / shape.parameters(), 4
+        floats = self.kv_blocks * config.block_size * shape.n_kv_heads * shape.head_dim
+        # never zeroed: a slot is written before it is read, and the memory is only taken as pages are used
+        self._kv = [(torch.empty(floats), torch.empty(floats)) for _ in range(shape.n_layers)]
+        self.reweigh(model.weights)
         self._scratch: dict[str, torch.Tensor] = {}
         self._team = self._library.tailspan_start(self.threads)
         if not self._team:
@@ -115,38 +116,45 @@ class NativeRunner:
         self._bytes += packed.data.numel()
         return _Matrix(self._hold(packed.data), TYPES[packed.type], packed.inputs, packed.outputs)
 
-    def _pack(self, model: LoadedModel) -> tuple[str, _Model]:
+    def reweigh(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Compute with these weights from now on; the KV pool stays as it is.  ``auto`` chooses anew."""
+        self._keep.clear()
+        self._bytes = 0  # of packed matrices
+        self.dtype, self._model = self._pack(weights)
+        self.weight_bytes, self.kv_bytes = self._bytes / self.shape.parameters(), 4
+
+    def _pack(self, weights: Mapping[str, torch.Tensor]) -> tuple[str, _Model]:
         """The precision taken, and the model in it."""
         dtype = self.config.dtype
+        layers = None
         if dtype == "auto":
-            layers = self._pack_layers(model, "int4", exactly=True)
-            pairs = self._library.tailspan_pairs() and _in_groups(model.shape)
+            layers = self._pack_layers(weights, "int4", exactly=True)
+            pairs = self._library.tailspan_pairs() and _in_groups(self.shape)
             dtype = "bf16" if layers is None else "int4-bf16" if pairs else "int4"
             if layers is None:
-                log.info("weights: bf16, since 4 bits would change them (--dtype int4 takes them all the same)")
-        else:
-            layers = None
-        layers = layers or self._pack_layers(model, dtype, exactly=False)
+                log.info("weights: bf16, since 4 bits would change them (--weights int4 takes them all the same)")
+        layers = layers or self._pack_layers(weights, dtype, exactly=False)
         assert layers is not None
         if dtype == "int4-bf16":
             layers = [{name: replace(packed, type=dtype) for name, packed in layer.items()} for layer in layers]
-        return dtype, self._assemble(model, layers, "int8" if dtype.startswith("int4") else dtype)
+        return dtype, self._assemble(weights, layers, "int8" if dtype.startswith("int4") else dtype)
 
-    def _pack_layers(self, model: LoadedModel, kind: str, *, exactly: bool) -> list[dict[str, Packed]] | None:
+    def _pack_layers(
+        self, weights: Mapping[str, torch.Tensor], kind: str, *, exactly: bool
+    ) -> list[dict[str, Packed]] | None:
         """Packed matrices of every layer; None when they must be exact and are not."""
         made = []
-        for i in range(model.shape.n_layers):
+        for i in range(self.shape.n_layers):
             layer = {}
-            for name, weight in _layer_matrices(model, i):
+            for name, weight in _layer_matrices(weights, i):
                 layer[name] = pack(self._library, weight, kind)
                 if exactly and not layer[name].exact:
                     return None
             made.append(layer)
         return made
 
-    def _assemble(self, model: LoadedModel, packed: list[dict[str, Packed]], head_kind: str) -> _Model:
-        shape, weights = model.shape, model.weights
-        floats = self.kv_blocks * self.config.block_size * shape.n_kv_heads * shape.head_dim
+    def _assemble(self, weights: Mapping[str, torch.Tensor], packed: list[dict[str, Packed]], head_kind: str) -> _Model:
+        shape = self.shape
         layers = (_Layer * shape.n_layers)()
         for i, layer in enumerate(layers):
             p = f"model.layers.{i}."
@@ -154,9 +162,7 @@ class NativeRunner:
             layer.norm2 = self._hold(weights[p + "post_attention_layernorm.weight"].float().contiguous())
             for name, matrix in packed[i].items():
                 setattr(layer, name, self._matrix(matrix))
-            # never zeroed: a slot is written before it is read, and the memory is only taken as pages are used
-            layer.k = self._hold(torch.empty(floats))
-            layer.v = self._hold(torch.empty(floats))
+            layer.k, layer.v = (kv.data_ptr() for kv in self._kv[i])
         self._keep.append(layers)
         cos, sin = rope_tables(shape, self.max_context)
         embedding = self._matrix(pack(self._library, weights["model.embed_tokens.weight"], head_kind))
@@ -247,17 +253,17 @@ class NativeRunner:
         return time.perf_counter() - start
 
 
-def _layer_matrices(model: LoadedModel, i: int) -> list[tuple[str, torch.Tensor]]:
+def _layer_matrices(weights: Mapping[str, torch.Tensor], i: int) -> list[tuple[str, torch.Tensor]]:
     """What is multiplied together is kept together: q, k, v; and gate and up by turns of a panel."""
 
     def w(name: str) -> torch.Tensor:
-        return model.weights[f"model.layers.{i}.{name}.weight"]
+        return weights[f"model.layers.{i}.{name}.weight"]
 
-    hidden = model.shape.hidden
-    by_turns = torch.stack([w(f"mlp.{x}_proj").view(-1, PANEL, hidden) for x in ("gate", "up")], dim=1)
+    halves = [w(f"mlp.{x}_proj") for x in ("gate", "up")]
+    by_turns = torch.stack([half.view(-1, PANEL, half.shape[1]) for half in halves], dim=1)
     return [
         ("qkv", torch.cat([w(f"self_attn.{x}_proj") for x in "qkv"])),
         ("o", w("self_attn.o_proj")),
-        ("gate_up", by_turns.reshape(-1, hidden)),
+        ("gate_up", by_turns.reshape(-1, halves[0].shape[1])),
         ("down", w("mlp.down_proj")),
     ]

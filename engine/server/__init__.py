@@ -2,5 +2,5 @@
 
 Read in this order: ``openai_api`` (what may be asked), ``exchange`` (one request from head to last byte), ``stream``
 (engine thread -> event loop), ``responses`` (what is answered), ``tracing`` and ``metrics`` (what is reported of it),
-``debug``, ``app`` (routes) and ``lifecycle`` (start, drain, stop).
+``counts``, ``debug``, ``faults`` (what a tester may break), ``app`` (routes) and ``lifecycle`` (start, drain, stop).
 """

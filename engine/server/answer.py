@@ -6,6 +6,9 @@ each has its frames in order, and the answer ends when the last of them has; whe
 
 from __future__ import annotations
 
+import logging
+import socket
+import struct
 from typing import Any
 
 from aiohttp import web
@@ -18,6 +21,8 @@ from engine.server.openai_api import ApiError, Call
 from engine.server.responses import DONE, Frames, Said, dumps, error_frame, phases_frame, usage
 from engine.server.service import Service, State, unavailable
 from telemetry import names
+
+log = logging.getLogger("tailspan.server")
 
 
 def json_headers(service: Service, request_id: str | None = None, error: ApiError | None = None) -> dict[str, str]:
@@ -112,6 +117,9 @@ class Answer:
         response = self.response = web.StreamResponse(headers=headers)
         await response.prepare(self._request)
         frames = Frames(service.voice(exchange, chat=call.chat), include_usage=call.include_usage, n=call.n)
+        if exchange.mailbox is not None:
+            exchange.mailbox.bound(service.limits.stream, frames.overhead, self._nobody_reads)
+        breaks = service.faults.stream(exchange.id) if service.faults is not None else None
         deltas = _Deltas(self, call, frames, LogprobShapes(service.engine.model.tokenizer))
         if call.chat:
             await response.write(b"".join(frames.role(index) for index in range(call.n)))
@@ -123,6 +131,10 @@ class Answer:
             for output in outputs:
                 choice = exchange.note(output)
                 failed = failed or self._failed(output)
+                if breaks is not None:
+                    if breaks[0] <= 0 or output.finish_reason is not None:
+                        return await self._break(response, data, reset=breaks[1])
+                    breaks = breaks[0] - bool(output.text), breaks[1]
                 if failed is None:
                     data += deltas.of(choice, output)
             if over:
@@ -134,6 +146,28 @@ class Answer:
         await response.write((phases_frame(exchange.account()) if self._asked else b"") + DONE)
         await response.write_eof()
         exchange.close()
+        return response
+
+    def _nobody_reads(self) -> None:
+        """More waits for the reader than may: the connection goes, and with it the handler."""
+        log.warning("request %s: its stream is dropped, nobody reads it", self._exchange.id)
+        self._exchange.drop(names.SLOW_READER)
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    async def _break(self, response: web.StreamResponse, data: bytes, *, reset: bool) -> web.StreamResponse:
+        """Fault injection: the stream ends here, by a reset or as if that were all."""
+        if data:
+            await response.write(data)
+            await self._request.writer.drain()
+        self._exchange.abandon()
+        transport = self._request.transport
+        if reset and transport is not None:
+            no_lingering = struct.pack("ii", 1, 0)  # closing sends RST
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_lingering)
+            transport.abort()
+        else:
+            await response.write_eof()
         return response
 
     def _ending(self, call: Call, frames: Frames, failed: Output | None) -> bytes:

@@ -31,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SELF_CHECKED: Final = (chat_completions, completions)  # they check the key inside the exchange: a 401 has its span too
 
 
-def build_app(service: Service) -> web.Application:
+def build_app(service: Service, *, faults: bool = False) -> web.Application:
     """The application; whoever runs it must let aiohttp cancel the handler of a lost connection."""
     app = web.Application(client_max_size=service.limits.body, middlewares=[_errors])
     app[SERVICE] = service
@@ -48,6 +48,13 @@ def build_app(service: Service) -> web.Application:
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/debug/steps", debug.steps)
     app.router.add_get("/debug/invariants", debug.invariants)
+    app.router.add_get("/debug/divergences", debug.divergences)
+    if faults:
+        from engine.server import faults as injection
+
+        app.router.add_get("/debug/faults", injection.show)
+        app.router.add_put("/debug/faults", injection.put)
+        app.router.add_delete("/debug/faults", injection.delete)
     return app
 
 

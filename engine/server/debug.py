@@ -1,8 +1,10 @@
-"""Windows into the engine: the step log as Arrow, and the laws that must hold."""
+"""Windows into the engine: the step log as Arrow, the laws that must hold, the answers that differ when alone."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from typing import Final
 
 import pyarrow as pa
 from aiohttp import web
@@ -13,6 +15,7 @@ from engine.server.responses import dumps
 from engine.server.service import SERVICE
 from engine.steplog import to_arrow
 
+CHECK_S: Final = 2.0  # a longer step is not waited for
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 
 
@@ -32,19 +35,39 @@ async def steps(request: web.Request) -> web.Response:
 
 
 async def invariants(request: web.Request) -> web.Response:
-    """GET /debug/invariants: broken laws (exact when idle) and the counts that they are about."""
+    """GET /debug/invariants: check the laws between two steps; what is broken, and the counts that they are about.
+
+    exact: false when the engine did not come to it in time (a long step, a hang); then it is what the last check found.
+    """
     service = request.app[SERVICE]
     engine = service.engine
-    stats = engine.stats()
-    violations = engine.integrity() + service.books.violations()
+    exact = True
+    try:
+        found = await asyncio.wait_for(asyncio.wrap_future(engine.call(engine.check)), CHECK_S)
+    except TimeoutError:
+        exact, found = False, engine.laws.last
+    stats, books, laws = engine.stats(), service.books.read(), engine.laws
+    violations = [*found, *books.violations()]
     body = {
         "ok": not violations,
+        "exact": exact,
         "violations": violations,
-        "requests": {
-            "received": service.books.received,
-            "live": service.books.live,
-            "outcomes": dict(service.books.outcomes),
-        },
+        "checks": {"made": laws.checks, "violations": laws.violations, "every": laws.every, "first": laws.first},
+        "requests": {"received": books.received, "live": books.live, "outcomes": dict(books.outcomes)},
         "engine": {item.name: getattr(stats, item.name) for item in dataclasses.fields(stats)},
+    }
+    return web.Response(body=dumps(body), content_type="application/json", headers=json_headers(service))
+
+
+async def divergences(request: web.Request) -> web.Response:
+    """GET /debug/divergences: what shadow mode compared and found, newest last."""
+    service = request.app[SERVICE]
+    shadow = service.engine.shadow
+    body = {
+        "share": shadow.share if shadow else 0.0,
+        "compared": shadow.compared if shadow else 0,
+        "diverged": shadow.diverged if shadow else 0,
+        "forgotten": shadow.forgotten if shadow else 0,
+        "divergences": [dataclasses.asdict(found) for found in tuple(shadow.divergences)] if shadow else [],
     }
     return web.Response(body=dumps(body), content_type="application/json", headers=json_headers(service))

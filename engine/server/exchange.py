@@ -11,6 +11,7 @@ the one that the client waited for.
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,11 +39,45 @@ CLIENT_GONE = "client_disconnected"
 
 @dataclass(slots=True)
 class Books:
-    """Counts of exchanges.  outcomes: HTTP status as text, or ``abort`` (client gone)."""
+    """Counts of exchanges.  outcomes: HTTP status as text, or ``abort`` (client gone).
+
+    refused: requests that came while none were taken, by reason (their outcome is 503); dropped: streams that the
+    server gave up, by reason (their outcome is ``abort``).  Written on the event loop, read anywhere by ``read``.
+    """
 
     received: int = 0
     live: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def opened(self) -> None:
+        """A request came."""
+        with self._lock:
+            self.received += 1
+            self.live += 1
+
+    def closed(self, outcome: str) -> None:
+        """It is over."""
+        with self._lock:
+            self.live -= 1
+            self.outcomes[outcome] += 1
+
+    def turned_away(self, reason: str) -> None:
+        """A request came while none were taken."""
+        with self._lock:
+            self.refused[reason] += 1
+
+    def gave_up(self, reason: str) -> None:
+        """The server dropped a stream."""
+        with self._lock:
+            self.dropped[reason] += 1
+
+    def read(self) -> Books:
+        """One moment of them."""
+        with self._lock:
+            return Books(self.received, self.live, Counter(self.outcomes), Counter(self.refused), Counter(self.dropped))
 
     def violations(self) -> list[str]:
         """Broken laws, [] when they hold."""
@@ -80,8 +115,8 @@ class Exchange:
         self._submitted = False
         self._gone = False
         self._closed = False
-        reporter.books.received += 1
-        reporter.books.live += 1
+        self._gone_why = CLIENT_GONE
+        reporter.books.opened()
 
     # --- on the way ---
     def submit(self, engine: Engine, works: Sequence[Request], mailbox: Mailbox) -> None:
@@ -165,6 +200,13 @@ class Exchange:
             return
         self._engine_let_go()
 
+    def drop(self, reason: str) -> None:
+        """The server gives its client up, for a reason of its own."""
+        if not self._closed:
+            self._reporter.books.gave_up(reason)
+            self._gone_why = reason
+            self.abandon()
+
     def _engine_let_go(self) -> None:
         for output in self.mailbox.rest() if self._submitted and self.mailbox is not None else ():
             self.note(output)
@@ -189,8 +231,7 @@ class Exchange:
             self._reporter.metrics,
             self._reporter.engine,
         )
-        books.live -= 1
-        books.outcomes[outcome] += 1
+        books.closed(outcome)
         sampled = None if self._span is None else trace_id(self._span)
         last = self.slowest if self.choices else None
         work = last.work if last is not None else None
@@ -198,7 +239,8 @@ class Exchange:
             finish = last.finish_reason if last is not None else None
             if finish is None and self._submitted:
                 finish = ABORT if self._gone else ERROR
-            metrics.request_over(self.clock, outcome, finish, last.token_ns if last is not None else [], sampled)
+            made = last.token_ns if last is not None else []
+            metrics.request_over(self.clock, finish, made, sampled, self._prediction_error_s())
         if tracer is not None and self._span is not None:
             first = self.clock.facts.step_first
             steps = engine.steps.since(first - 1) if engine is not None and sampled is not None and first >= 0 else ()
@@ -207,10 +249,20 @@ class Exchange:
 
     def _failure(self) -> tuple[str, str] | None:
         if self._gone:
+            if self._gone_why != CLIENT_GONE:
+                return self._gone_why, "the server gave the stream up"
             return CLIENT_GONE, "the client went away before the answer was complete"
         if self.error is not None:
             return self.error.code or str(self.error.status), self.error.message
         return None
+
+    def _prediction_error_s(self) -> float | None:
+        if not self.choices:
+            return None
+        work, first = self.choices[0].work, self.choices[0].work.clock.first_token_ns
+        if work.predicted_ttft_ns is None or first is None:
+            return None
+        return abs(first - work.arrived_ns - work.predicted_ttft_ns) / 1e9
 
     def _attributes(self) -> dict[str, AttributeValue]:
         found: dict[str, AttributeValue] = {names.ATTR_RESPONSE_ID: self.id}

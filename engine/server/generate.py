@@ -8,26 +8,19 @@ connection is lost), however long the handler would have waited.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from engine.request import (
-    NeverFits,
-    QueueFull,
-    Refusal,
-    Request,
-    RequestTooLong,
-    SamplingParams,
-    derived_seed,
-)
+from engine.request import Refusal, Request, SamplingParams, derived_seed
 from engine.server.answer import Answer
 from engine.server.answer import json_headers as json_headers  # others find it here
 from engine.server.exchange import Exchange
-from engine.server.openai_api import ApiError, Call, bad, parse_chat, parse_completion, parse_json
+from engine.server.openai_api import ApiError, Call, bad, parse_chat, parse_completion, parse_deadline, parse_json
+from engine.server.refusals import refused
 from engine.server.service import SERVICE, Service
 from engine.server.stream import Mailbox
 from engine.structured import Grammar, GrammarError
@@ -103,6 +96,8 @@ async def _read(service: Service, request: web.Request, exchange: Exchange, *, c
     body = parse_json(raw)
     call = exchange.call = parse_chat(body) if chat else parse_completion(body)
     check_model(service, call.model)
+    if call.deadline_ms is None and names.DEADLINE_HEADER in request.headers:
+        call = exchange.call = replace(call, deadline_ms=parse_deadline(request.headers[names.DEADLINE_HEADER]))
     exchange.clock.parsed(time.monotonic_ns())
     return call
 
@@ -133,31 +128,36 @@ async def prompt_ids(
     *,
     generate: bool,
     special: bool,
+    key: str = "",
 ) -> list[int]:
     """Token ids of messages (through the chat template) or of a prompt (``special``: after the model's own prefix).
 
-    generate: the template opens the assistant's turn.  Long texts are encoded on a thread.
+    generate: the template opens the assistant's turn.  Long texts are encoded on a thread.  key: whose prompt it is.
     """
     model = service.engine.model
+    template, tokenizer = model.template, model.tokenizer
     if isinstance(prompt, list):
         return prompt
     prefix: tuple[int, ...] = ()
+    if service.faults is not None:
+        template, tokenizer, prefix = service.faults.reading(key)
     if messages is not None:
         try:
-            text = model.template.render(messages, generate)
+            text = template.render(messages, generate)
         except UserError as error:
             raise bad(error.message, "messages") from error
     else:
-        text, prefix = prompt or "", model.tokenizer.prefix_ids if special else ()
+        text, prefix = prompt or "", (*prefix, *model.tokenizer.prefix_ids) if special else prefix
     if len(text) <= IN_LOOP_CHARS:
-        return [*prefix, *model.tokenizer.encode(text)]
+        return [*prefix, *tokenizer.encode(text)]
     loop = asyncio.get_running_loop()
-    return [*prefix, *await loop.run_in_executor(service.threads, model.tokenizer.encode, text)]
+    return [*prefix, *await loop.run_in_executor(service.threads, tokenizer.encode, text)]
 
 
 async def _enqueue(service: Service, exchange: Exchange, call: Call) -> None:
     """Parsed -> enqueued.  Raises ApiError when the engine will not have it."""
-    ids = await prompt_ids(service, call.messages, call.prompt, generate=True, special=call.add_special_tokens)
+    special = call.add_special_tokens
+    ids = await prompt_ids(service, call.messages, call.prompt, generate=True, special=special, key=exchange.id)
     engine = service.ready_engine()  # it may have begun to drain meanwhile
     where = "messages" if call.chat else "prompt"
     vocab = engine.model.shape.vocab
@@ -172,16 +172,22 @@ async def _enqueue(service: Service, exchange: Exchange, call: Call) -> None:
     grammar = await _grammar(service, engine, call, call.schema) if call.schema is not None else None
     params = sampling_params(engine, call, len(ids), grammar)
     exchange.clock.tokenized(time.monotonic_ns())
+    if service.faults is not None:
+        params = service.faults.params(exchange.id, params)
     mailbox = Mailbox(service.hop, call.n)
     works = [Request(exchange.id, ids, params, exchange.part_clock(call.n), mailbox.emit)]
     for choice in range(1, call.n):
-        own = dataclasses.replace(params, seed=derived_seed(call.seed, choice))
+        own = replace(params, seed=derived_seed(call.seed, choice))
         clock = exchange.part_clock(call.n)
         works.append(Request(f"{exchange.id}-{choice}", ids, own, clock, mailbox.emit, leader=works[0]))
+    for work in works:
+        work.priority = call.priority
+        if call.deadline_ms is not None:
+            work.deadline_ns = exchange.clock.head_ns + call.deadline_ms * 1_000_000
     try:
         exchange.submit(engine, works, mailbox)
     except Refusal as refusal:
-        raise refused(service, call, refusal) from refusal
+        raise refused(call, refusal) from refusal
 
 
 def _refuse_what_needs_logits(call: Call) -> None:
@@ -243,19 +249,3 @@ def sampling_params(engine: Engine, call: Call, prompt_tokens: int, grammar: Gra
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
     )
-
-
-def refused(service: Service, call: Call, refusal: Refusal) -> ApiError:
-    """The engine's refusal as an answer."""
-    param = "messages" if call.chat else "prompt"
-    if isinstance(refusal, QueueFull):
-        if service.metrics is not None:
-            service.metrics.rejected("queue_full")
-        return ApiError(429, f"{refusal}; try again later.", kind="rate_limit_error", code="queue_full", retry_after=1)
-    if isinstance(refusal, RequestTooLong):
-        if call.max_tokens is not None and refusal.prompt_tokens < refusal.max_context:
-            param = call.max_tokens_param
-        return bad(str(refusal), param, "context_length_exceeded")
-    if isinstance(refusal, NeverFits):
-        return bad(str(refusal), param, names.KV_OOM)
-    return bad(str(refusal), param)

@@ -8,6 +8,7 @@ those in flight may finish within a limit; a second one ends them now.  A draine
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import os
@@ -57,6 +58,7 @@ class ServeOptions:
     limits: Limits = field(default_factory=Limits)
     ready_file: Path | None = None
     api_key: str | None = field(default=None, repr=False)  # what clients must send; None: anyone may ask
+    enable_faults: bool = False
 
 
 class Server:
@@ -83,6 +85,12 @@ class Server:
     async def open(self) -> None:
         """Bind and answer: live, not ready.  Raises UserError when the port cannot be had."""
         options = self.options
+        if options.enable_faults and not loopback(options.host):
+            raise UserError(
+                f"{options.host} can be reached from other machines, where faults must not be",
+                where="--enable-faults",
+                remedy="listen on 127.0.0.1, ::1 or localhost",
+            )
         self._socket = bind(options.host, options.port)
         port = self._socket.getsockname()[1]
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -93,7 +101,7 @@ class Server:
         if options.api_key is not None:
             self._service.lock(options.api_key)
         self._runner = _Runner(
-            build_app(self._service),
+            build_app(self._service, faults=options.enable_faults),
             handler_cancellation=True,  # a lost connection cancels its handler, which aborts in the engine
             access_log=None,
             shutdown_timeout=ABORT_GRACE_S,
@@ -119,11 +127,17 @@ class Server:
         engine = await _on_thread(partial(load_engine, self.options.config), "load")
         grammars = Grammars(engine.model.tokenizer, engine.model.shape)
         await _on_thread(grammars.prepare, "grammars")
-        provider = self._provider
-        metrics = Metrics(engine, self.service.replica, package_version(), lambda: provider.dropped if provider else 0)
+        provider, books = self._provider, self.service.books
+        dropped = lambda: provider.dropped if provider else 0  # noqa: E731
+        metrics = Metrics(engine, self.service.replica, package_version(), dropped, books)
+        faults = None
+        if self.options.enable_faults:
+            from engine.faults import Faults
+
+            faults = Faults(engine)
         engine.start()
         self._engine, self._metrics = engine, metrics
-        self.service.attach(engine, metrics, grammars)
+        self.service.attach(engine, metrics, grammars, faults)
         self._watch = asyncio.get_running_loop().create_task(_watch_loop(metrics))
         if self.options.ready_file is not None:
             write_ready_file(self.options.ready_file, self.url)
@@ -156,6 +170,8 @@ class Server:
         """Stop everything; what is still in flight is aborted.  Idempotent."""
         if self._service is not None:
             self._service.state = State.DRAINING
+            if self._service.faults is not None:
+                self._service.faults.close()
         if self._watch is not None:
             self._watch.cancel()
         if self._runner is not None:
@@ -232,6 +248,14 @@ def bind(host: str, port: int) -> socket.socket:
         raise UserError(
             f"cannot listen: {reason}", where=where, remedy="name another --host or --port; --port 0 takes any free one"
         ) from error
+
+
+def loopback(host: str) -> bool:
+    """Can only this machine reach it?"""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def write_ready_file(path: Path, url: str) -> None:

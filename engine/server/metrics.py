@@ -11,16 +11,18 @@ import gc
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from engine.phase_clock import PhaseClock
+from engine.server.counts import LABELS, FromEngine
+from engine.server.exchange import Books
 from engine.steplog import StepRecord
 from telemetry import names
 from telemetry.names import DECODE, PHASES, PREEMPTED, PREFILL, QUEUE, RECOMPUTE, SECONDS_BUCKETS, STALL
@@ -28,14 +30,15 @@ from telemetry.names import DECODE, PHASES, PREEMPTED, PREFILL, QUEUE, RECOMPUTE
 if TYPE_CHECKING:
     from engine.core import Engine
 
-LABELS: Final = ("model_name", "engine")
 TOKEN_BUCKETS: Final = tuple(float(2**k) for k in range(14))
 
 
 class Metrics:
     """All metrics of a server.  ``request_over`` and ``fold_steps`` on the event loop; ``scrape`` on any one thread."""
 
-    def __init__(self, engine: Engine, replica: str, version: str, spans_dropped: Any) -> None:
+    def __init__(
+        self, engine: Engine, replica: str, version: str, spans_dropped: Callable[[], int], books: Books
+    ) -> None:
         self._engine, self._step_seen = engine, -1
         self._values = (engine.model.name, replica)
         self.registry = CollectorRegistry()
@@ -57,14 +60,13 @@ class Metrics:
         self._loop_lag = self._seconds(names.M_LOOP_LAG, "How late the event loop runs a timer")
         self._gc_pause = self._seconds(names.M_GC_PAUSE, "Garbage collections")
         self._success = self._counter(names.M_SUCCESS, "Requests over, by finish reason", "finished_reason")
-        self._outcomes = self._counter(names.M_SERVER_REQUESTS, "Every request once: HTTP status, or abort", "outcome")
-        self._rejections = self._counter(names.M_REJECTIONS, "Refused before the queue", "reason")
+        self._ttft_error = self._seconds(names.M_TTFT_ERROR, "Time to first token, predicted against measured")
         self._build_info(replica, version)
         self._device_info(replica)
         self._pauses: deque[float] = deque(maxlen=65_536)
         self._gc_start = 0
         self.registry.register(self._inter_token)
-        self.registry.register(_FromEngine(engine, self._values, spans_dropped))
+        self.registry.register(FromEngine(engine, self._values, spans_dropped, books))
         gc.callbacks.append(self._on_gc)
 
     def _family(self, kind: Any, name: str, text: str, *more: str) -> Any:
@@ -115,10 +117,16 @@ class Metrics:
 
     # --- what happens ---
     def request_over(
-        self, clock: PhaseClock, outcome: str, finish_reason: str | None, token_ns: list[int], trace_id: str | None
+        self,
+        clock: PhaseClock,
+        finish_reason: str | None,
+        token_ns: list[int],
+        trace_id: str | None,
+        ttft_error_s: float | None = None,
     ) -> None:
         """One request ended.  token_ns: when each increment of its answer was made; latencies count answers only."""
-        self._outcomes.labels(*self._values, outcome).inc()
+        if ttft_error_s is not None:
+            self._ttft_error.observe(ttft_error_s)
         exemplar = {"trace_id": trace_id} if trace_id is not None else None
         phases = clock.durations()
         for phase, ns in phases.items():
@@ -139,10 +147,6 @@ class Metrics:
         self._decode.observe(phases[DECODE] / 1e9, exemplar)
         inference = sum(phases[phase] for phase in (PREFILL, DECODE, PREEMPTED, RECOMPUTE, STALL))
         self._inference.observe(inference / 1e9, exemplar)
-
-    def rejected(self, reason: str) -> None:
-        """A request was refused before the queue."""
-        self._rejections.labels(*self._values, reason).inc()
 
     def loop_lag(self, seconds: float) -> None:
         """The event loop ran a timer this late."""
@@ -206,46 +210,3 @@ class _TokenGaps:
         yield family
 
     describe = collect
-
-
-class _FromEngine:
-    """Gauges and counters that the engine keeps itself, read at the scrape."""
-
-    def __init__(self, engine: Engine, values: tuple[str, str], spans_dropped: Any) -> None:
-        self._engine, self._values, self._spans_dropped = engine, values, spans_dropped
-
-    def describe(self) -> Iterable[Metric]:
-        """Names without values, so that registering does not read the engine."""
-        return list(self._families(zero=True))
-
-    def collect(self) -> Iterable[Metric]:
-        """The values now."""
-        return self._families(zero=False)
-
-    def _families(self, *, zero: bool) -> Iterator[Metric]:
-        stats = self._engine.stats()
-        gauges = (
-            (names.M_RUNNING, "Requests that hold KV", stats.running),
-            (names.M_WAITING, "Requests in the queue", stats.waiting),
-            (
-                names.M_KV_USAGE,
-                "Share of the KV pool in use",
-                stats.kv_used / stats.kv_total if stats.kv_total else 0.0,
-            ),
-        )
-        counters = (
-            (names.M_PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache", stats.prefix_queries),
-            (names.M_PREFIX_HITS, "Prompt tokens found in the prefix cache", stats.prefix_hits),
-            (names.M_PREEMPTIONS, "Requests that lost their pages", stats.preemptions),
-            (names.M_PROMPT_TOKENS, "Prompt tokens computed", stats.prompt_tokens),
-            (names.M_GENERATION_TOKENS, "Tokens generated", stats.generation_tokens),
-            (names.M_RECOMPUTED, "Tokens computed again after a preemption", stats.recomputed_tokens),
-            (names.M_NONFINITE, "Rows whose logits were not finite", stats.nonfinite_rows),
-            (names.M_SPANS_DROPPED, "Spans that no collector took", self._spans_dropped()),
-        )
-        for family, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, text, value in table:
-                metric = family(name, text, labels=LABELS)
-                if not zero:
-                    metric.add_metric(self._values, float(value))
-                yield metric

@@ -27,14 +27,17 @@ from engine.server.fields import (
     text,
     token_ids,
 )
+from telemetry.names import DEADLINE_HEADER
 
-__all__ = ["NEUTRAL", "ApiError", "Call", "bad", "parse_chat", "parse_completion", "parse_json"]
+__all__ = ["NEUTRAL", "ApiError", "Call", "bad", "parse_chat", "parse_completion", "parse_deadline", "parse_json"]
 
 MAX_MESSAGES: Final = 4096
 MAX_CHOICES: Final = 128
 MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
+DEADLINE_MAX_MS: Final = 24 * 3600 * 1000
 ROLES: Final = ("system", "developer", "user", "assistant")
 FORMATS: Final = ("text", "json_object", "json_schema")
 ANY_OBJECT: Final = '{"type": "object"}'  # json_object as a schema
@@ -67,6 +70,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 class Call:
     """A valid request.  Exactly one of messages and prompt is set; max_tokens None fills up the context.
 
+    priority: lower is sooner (vLLM's); deadline_ms: after the head of the request, for the whole answer.
     add_special_tokens: put what the model wants before a plain text (its BOS) before the prompt; a chat template
     brings its own.  logprobs: how many likeliest tokens to tell beside each token, None: nothing.  schema: the JSON
     schema (as text) that the answer must follow.  max_tokens 0 is possible with echo alone.
@@ -100,6 +104,8 @@ class Call:
     echo: bool = False
     response_format: str = "text"
     schema: str | None = None
+    priority: int = 0
+    deadline_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,14 @@ class DetokenizeCall:
 
     model: str | None
     tokens: tuple[int, ...]
+
+
+def parse_deadline(header: str) -> int:
+    """The deadline header.  Raises ApiError."""
+    if not (header.isascii() and header.isdigit() and 1 <= int(header[:12]) <= DEADLINE_MAX_MS):
+        message = f"{DEADLINE_HEADER} is {show(header)}; it must be an integer between 1 and {DEADLINE_MAX_MS}."
+        raise bad(message, DEADLINE_HEADER)
+    return int(header[:12])
 
 
 def parse_chat(body: dict[str, Any]) -> Call:
@@ -210,6 +224,8 @@ def _call(
         echo=echo,
         response_format=response_format,
         schema=schema,
+        priority=fields.take("priority", 0, integer(PRIORITY_MIN, PRIORITY_MAX)),
+        deadline_ms=fields.take("deadline_ms", None, integer(1, DEADLINE_MAX_MS)),
     )
     fields.refuse_the_rest()
     _fit_together(call)

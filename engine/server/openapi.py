@@ -11,12 +11,15 @@ from typing import Any, Final
 
 from engine.server.fields import MAX_STOPS
 from engine.server.openai_api import (
+    DEADLINE_MAX_MS,
     FORMATS,
     MAX_BIASES,
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_MESSAGES,
     NEUTRAL,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
     ROLES,
     SEED_MAX,
     SEED_MIN,
@@ -106,6 +109,18 @@ _COMMON: Final[Schema] = {
     "prompt_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_LOGPROBS},
     "response_format": _RESPONSE_FORMAT,
     "user": _MAYBE_TEXT,
+    "priority": {
+        "type": ["integer", "null"],
+        "minimum": PRIORITY_MIN,
+        "maximum": PRIORITY_MAX,
+        "description": "Lower is sooner, where the server's policy is priority.",
+    },
+    "deadline_ms": {
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "maximum": DEADLINE_MAX_MS,
+        "description": "When the whole answer is wanted, after the head of the request; for the policy deadline.",
+    },
 }
 _NEUTRAL: Final[Schema] = {
     name: {"enum": [*values, None], "description": "Not supported; these values ask for nothing."}

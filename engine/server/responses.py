@@ -98,6 +98,11 @@ class Frames:
         tail = b',"logprobs":' + dumps(logprobs) + b',"finish_reason":' + dumps(finish_reason) + b"}]"
         return self._opening(index) + inner + tail + self._end
 
+    @property
+    def overhead(self) -> int:
+        """Bytes of a text frame without its text."""
+        return len(self._before[0]) + len(self._after)
+
     def role(self, index: int = 0) -> bytes:
         """A chat choice's first frame; it carries no text."""
         return self._choice(index, b'"delta":{"role":"assistant","content":""}', None, None)

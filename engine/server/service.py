@@ -7,6 +7,7 @@ here belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Mapping
@@ -24,12 +25,15 @@ from engine.server.responses import Voice
 from engine.server.stream import Hop
 from engine.server.tracing import RequestTracer
 from engine.structured import Grammars
+from telemetry import names
 
 if TYPE_CHECKING:
     from engine.core import Engine
+    from engine.faults import Faults
     from engine.server.metrics import Metrics
 
 BODY_LIMIT: Final = 4 * 1024 * 1024
+STREAM_LIMIT: Final = 1024 * 1024
 LOAD_RETRY_S: Final = 5  # Retry-After while the model loads; a restart takes about that long
 
 
@@ -43,10 +47,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """body: bytes of a request; drain_s: how long requests in flight may go on after a stop."""
+    """body: bytes of a request; drain_s: how long requests in flight may go on after a stop.
+
+    stream: bytes of a streamed answer that may wait for its reader; above it the stream is dropped.
+    """
 
     body: int = BODY_LIMIT
     drain_s: float = 10.0
+    stream: int = STREAM_LIMIT
 
 
 class Service:
@@ -69,10 +77,11 @@ class Service:
         self._engine: Engine | None = None
         self._grammars: Grammars | None = None
         self.metrics: Metrics | None = None
+        self.faults: Faults | None = None
 
-    def attach(self, engine: Engine, metrics: Metrics, grammars: Grammars) -> None:
+    def attach(self, engine: Engine, metrics: Metrics, grammars: Grammars, faults: Faults | None = None) -> None:
         """The engine is warm and started: take requests (unless a stop came first)."""
-        self._engine, self.metrics, self._grammars = engine, metrics, grammars
+        self._engine, self.metrics, self._grammars, self.faults = engine, metrics, grammars, faults
         if self.state is State.LOADING:
             self.state = State.READY
 
@@ -100,10 +109,17 @@ class Service:
         return self._grammars
 
     def ready_engine(self) -> Engine:
-        """The engine, for a new request.  Raises ApiError 503 when no more are taken."""
+        """The engine, for a new request.  Raises ApiError 503, and counts it, when no more are taken."""
         if self.state is not State.READY:
-            raise unavailable(self.state)
+            self.books.turned_away(names.REJECT_DRAINING if self.state is State.DRAINING else names.REJECT_LOADING)
+            raise unavailable(self.state, self._emptied_s())
         return self.engine
+
+    def _emptied_s(self) -> float:
+        """Seconds that a drain still takes at most, as predicted from the backlog."""
+        if self._engine is None or self.state is not State.DRAINING:
+            return 0.0
+        return min(self._engine.backlog_s(), self.limits.drain_s)
 
     @property
     def fingerprint(self) -> str:
@@ -131,11 +147,12 @@ class Service:
         return Voice(chat, exchange.id, int(time.time()), self.engine.model.name, self.fingerprint)
 
 
-def unavailable(state: State) -> ApiError:
-    """The 503 of a server that loads or drains."""
+def unavailable(state: State, emptied_s: float = 0.0) -> ApiError:
+    """The 503 of a server that loads or drains; emptied_s: until the drain is over and a new one may load."""
     if state is State.DRAINING:
+        after = LOAD_RETRY_S + math.ceil(emptied_s)
         return ApiError(
-            503, "The server is shutting down.", kind="server_error", code="shutting_down", retry_after=LOAD_RETRY_S
+            503, "The server is shutting down.", kind="server_error", code="shutting_down", retry_after=after
         )
     return ApiError(503, "The model is still loading.", kind="server_error", code="not_ready", retry_after=LOAD_RETRY_S)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import Engine
+from engine.core import Engine, Runner
 from engine.phase_clock import PhaseClock
 from engine.request import Output, Request, SamplingParams
 from engine.runner_cpu import CpuRunner
@@ -44,7 +44,7 @@ class Answer:
 class HandDriven:
     """An engine without its thread."""
 
-    def __init__(self, model: LoadedModel, **options: object) -> None:
+    def __init__(self, model: LoadedModel, runner: Callable[..., Runner] | None = None, **options: object) -> None:
         settings: dict[str, object] = {
             "model": "tiny",
             "dtype": "fp32",
@@ -53,12 +53,24 @@ class HandDriven:
             "token_budget": 64,
         }
         self.config = EngineConfig(**{**settings, **options})  # type: ignore[arg-type]
-        self.engine = Engine(self.config, model, CpuRunner(model, self.config))
+        self.engine = Engine(self.config, model, (runner or CpuRunner)(model, self.config))
         self._n = 0
 
-    def submit(self, prompt: list[int], **params: object) -> Answer:
+    def submit_at(self, now: int, prompt: list[int], max_tokens: int) -> Answer:
+        """Submit at a moment of a clock of the test's own."""
+        return self.submit(prompt, now=now, max_tokens=max_tokens)
+
+    def submit(
+        self,
+        prompt: list[int],
+        *,
+        now: int | None = None,
+        priority: int = 0,
+        deadline_ms: int | None = None,
+        **params: object,
+    ) -> Answer:
         self._n += 1
-        now = time.monotonic_ns()
+        now = time.monotonic_ns() if now is None else now
         clock = PhaseClock(now)
         clock.parsed(now)
         clock.tokenized(now)
@@ -72,6 +84,8 @@ class HandDriven:
                 lambda output: answer.outputs.append(output),
             )  # type: ignore[arg-type]
         )
+        answer.request.priority = priority
+        answer.request.deadline_ns = now + deadline_ms * 1_000_000 if deadline_ms is not None else None
         self.engine.submit(answer.request)
         self.engine._drain(wait=False)
         return answer

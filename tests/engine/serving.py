@@ -39,17 +39,21 @@ async def serving(
     limits: Limits | None = None,
     replica: str | None = "r1",
     api_key: str | None = None,
+    faults: bool = False,
+    host: str = "127.0.0.1",
     **config: Any,
 ) -> AsyncIterator[Server]:
     """A ready server on a free port; closed at the end."""
     settings: dict[str, Any] = {"threads": 1, "kv_blocks": 256, "dtype": "fp32", **config}
     options = ServeOptions(
         EngineConfig(model=str(folder or tiny_folder()), **settings),
+        host=host,
         port=0,
         replica=replica,
         otlp_endpoint=otlp,
         limits=limits or Limits(),
         api_key=api_key,
+        enable_faults=faults,
     )
     server = Server(options)
     try:

@@ -51,7 +51,9 @@ def test_refusals_leave_nothing_behind(drive: Callable[..., object]) -> None:
     with pytest.raises(QueueFull, match="2 requests"):
         engine.submit(PROMPT)
     engine.run()
-    assert engine.engine.stats().received == 2
+    stats = engine.engine.stats()
+    assert (stats.received, stats.live) == (5, 0)
+    assert stats.rejected == {"context_overflow": 1, "kv_oom": 1, "queue_full": 1}
     assert engine.engine.integrity() == []
 
 

@@ -184,10 +184,17 @@ def test_a_shape_it_cannot_run_is_named(tmp_path: Path) -> None:
     assert fits(model, EngineConfig()) == "hidden 40 is not a multiple of 16"
 
 
-def test_nonfinite_weights_give_nonfinite_logits_for_every_row(tiny: LoadedModel, tmp_path: Path) -> None:
-    model = load(str(tiny.folder))
-    weights = dict(model.weights)
-    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
-    broken = dataclasses.replace(model, weights=weights)
-    runner = NativeRunner(broken, EngineConfig(dtype="fp32", kv_blocks=8))
-    assert not torch.isfinite(runner.forward([Slice(request(prompt(9, 1), 0), 0, 9, True)])).any()
+@pytest.mark.parametrize("dtype", ["auto", *DTYPES])
+def test_nonfinite_weights_give_nonfinite_logits_for_every_row(tiny: LoadedModel, dtype: str) -> None:
+    runner = NativeRunner(tiny, EngineConfig(dtype=dtype, kv_blocks=8))
+    step = [Slice(request(prompt(9, 1), 0), 0, 9, True)]
+    good = runner.forward(step)
+    assert torch.isfinite(good).all()
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights = dict(tiny.weights)
+    weights[name] = weights[name].clone()
+    weights[name][:, 5] = float("nan")
+    runner.reweigh(weights)
+    assert not torch.isfinite(runner.forward(step)).any()
+    runner.reweigh(tiny.weights)
+    assert torch.equal(runner.forward(step), good)

@@ -44,7 +44,7 @@ bench: $(VENV)/.run ## the CPU forward beside its floor and beside plain torch, 
 	@$(BIN)/python -m benchmarks.forward
 
 PEERS ?= torch,transformers,vllm
-bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,transformers,vllm,llama.cpp), 10 to 30 minutes
+bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,transformers,vllm,llama.cpp), 20 to 50 minutes
 	@echo "== quiet the machine first; peers are installed into build/peers once (vllm: 1.5 GB, llama.cpp: compiled)"
 	@$(BIN)/python -m benchmarks.engine_peers --peers $(PEERS) --out build/engine-speed.md
 

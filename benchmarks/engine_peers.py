@@ -1,6 +1,6 @@
 """tailspan through its HTTP server beside its peers: token/s of a 512-token prefill and of decoding at batch 1, 8, 32.
 
-Usage: python -m benchmarks.engine_peers [--rounds 5] [--peers torch,transformers,vllm,llama.cpp] [--out FILE.md]
+Usage: python -m benchmarks.engine_peers [--rounds 3] [--peers torch,transformers,vllm,llama.cpp] [--out FILE.md]
 
 Peers live in virtual environments of their own under build/peers, made here when missing (``--no-install`` takes
 what is there).  All run at once, but only the one being measured is not stopped (SIGSTOP), and rounds alternate, so
@@ -310,7 +310,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--weights", default="auto", help="precisions of tailspan, the first is compared")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", default="torch,transformers,vllm", help="of torch, transformers, vllm, llama.cpp")
     parser.add_argument("--no-install", dest="install", action="store_false")
     parser.add_argument("--out", type=Path)

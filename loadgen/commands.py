@@ -54,7 +54,7 @@ def run_command(
     exact_output: Annotated[
         bool, typer.Option("--exact-output/--no-exact-output", help="Send min_tokens and ignore_eos (vLLM's).")
     ] = True,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature of the requests.")] = 0.7,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of the requests.")] = 1.0,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME:VALUE", help="Extra header; write secrets as $VARIABLE.")
     ] = None,

@@ -103,9 +103,11 @@ class Dispatcher:
 
     # --- life ---
     async def prepare(self) -> None:
-        """Resolve the targets and build the first calls.  Raises UserError."""
+        """Resolve the targets, make ready what rows need and build the first calls.  Raises UserError."""
         for pool in self._pools:
             await pool.resolve()
+        if self._tokenizer is not None:
+            self._tokenizer.encode_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
         while self._wants_calls():
             self._pull()
 

@@ -53,8 +53,8 @@ class Plan:
     length_scale: float = 1.0
     over_limit: str = "skip"
     exact_output: bool = True
-    temperature: float = 0.7
-    top_p: float = 0.9
+    temperature: float = 1.0  # the default of OpenAI's API; colder, a small model falls into loops
+    top_p: float = 0.95
     headers: dict[str, str] = field(default_factory=dict)
     api_key_env: str | None = None
     connect_timeout_s: float = 10.0

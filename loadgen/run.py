@@ -67,7 +67,7 @@ class Options:
     total_timeout_s: float = 600.0
     keep_text: str = "wrong"
     exact_output: bool = True
-    temperature: float = 0.7
+    temperature: float = 1.0
     headers: list[str] = field(default_factory=list)
     api_key_env: str | None = None
     otlp_port: int = 4318

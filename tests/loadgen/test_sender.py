@@ -84,11 +84,11 @@ def at_once(count: int) -> Source:
 class Run:
     """A dispatcher with its writer; `rows` by index once it has stopped."""
 
-    def __init__(self, folder: Path, source: Source, config: SendSettings) -> None:
+    def __init__(self, folder: Path, source: Source, config: SendSettings, encoder: SlowFirst | None = None) -> None:
         self.folder = folder
         self.writer = PartWriter(folder, REQUESTS, "worker-2")
         self.drained = asyncio.Event()
-        self.dispatcher = Dispatcher(config, source, self.writer, 2, on_drained=self.drained.set)
+        self.dispatcher = Dispatcher(config, source, self.writer, 2, encoder, on_drained=self.drained.set)
         self.zero_ns = 0
 
     async def start(self, ahead_s: float = 0.0) -> None:
@@ -119,7 +119,38 @@ def send_all(folder: Path, script: Script, source: Source, **more: Any) -> tuple
     return run(work())
 
 
+class SlowFirst:
+    """An encoder whose first use takes long, as that of models.tokenizer.Tokenizer does."""
+
+    special_texts: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.first_ns: int | None = None
+
+    def encode_plain(self, text: str) -> list[int]:
+        if self.first_ns is None:
+            self.first_ns = time.monotonic_ns()
+        return [1] * len(text)
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"A"
+
+
 # --- the schedule ---
+def test_the_encoder_of_answers_is_made_before_the_first_send(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with Stub(lambda request: answer("Aaaa")) as stub:
+            encoder = SlowFirst()
+            run_ = Run(tmp_path, at_once(3), settings(stub.url), encoder)
+            await run_.start(ahead_s=0.05)
+            await run_.drained.wait()
+            await run_.stop()
+            assert encoder.first_ns is not None
+            assert encoder.first_ns < run_.zero_ns
+
+    run(work())
+
+
 def test_every_call_leaves_at_its_moment_and_has_one_row(tmp_path: Path) -> None:
     async def work() -> None:
         async with Stub(lambda request: answer("Aaaa", "Bbbb", wait=0.01)) as stub:

@@ -20,7 +20,9 @@ from engine.structured import GrammarError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = 0xFFFFFFFFFFFFFFFF
-_CANDIDATES = 256  # top-p is cut from this many; the whole row is sorted only where they hold less than p
+_ONE_BITS = int(np.array(1.0).view(np.int64))
+_BAND_SHIFT = 46  # 6 bits of mantissa: neighbours within a band differ by less than 1/64
+_BANDS = 4096  # reaches down to 2^-64
 
 
 def sample(logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int]) -> tuple[list[int], list[bool]]:
@@ -30,7 +32,7 @@ def sample(logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int
     its logits were finite; where they were not, the token means nothing and the request must fail.  Where a request
     fails for another reason, its ``failure`` says so.  Logprobs that were asked for are put on the request.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", divide="ignore"):  # a token that cannot come has weight 0
         finite = torch.isfinite(logits.sum(dim=-1)).tolist()
         tokens: list[int] = logits.argmax(dim=-1).tolist()
         for row, request in enumerate(requests):
@@ -58,34 +60,58 @@ def _sample_row(logits: torch.Tensor, request: Request, banned: frozenset[int]) 
     if params.temperature < GREEDY_BELOW:
         return int(logits.argmax())
     scaled = (logits - logits.max()) / params.temperature
-    if params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0:
-        ids, values = np.arange(len(scaled), dtype=np.int64), scaled.numpy().astype(np.float64)
-    else:
-        ids, values = _candidates(scaled, params)
-    noise = gumbel(request.seed, len(request.tokens), ids)
-    return int(ids[int(np.argmax(values + noise))])
+    ids, weights = _candidates(scaled, params)
+    return int(ids[_drawn(weights, request.seed, len(request.tokens), ids)])
 
 
 def _candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and logits (the highest is 0) that survive min-p, then top-k, then top-p of what they left.
+    """Token ids and weights (float64, the highest is 1) that survive min-p, then top-k, then top-p of what they left.
 
     min-p keeps what has at least that share of the likeliest token's probability; top-p keeps the smallest set of at
     least that probability.
     """
-    alive = scaled if params.min_p <= 0 else scaled[scaled >= math.log(params.min_p)]
-    limit = min(params.top_k, len(alive)) if params.top_k > 0 else len(alive)
-    if params.top_p >= 1:
-        best = torch.topk(scaled, limit)
-        return best.indices.numpy(), best.values.numpy().astype(np.float64)
-    total = float(torch.exp(alive).sum()) if limit == len(alive) else None
-    for n in (min(limit, _CANDIDATES), limit) if total is not None else (limit,):
-        best = torch.topk(scaled, n)
-        weights = torch.exp(best.values).numpy().astype(np.float64)
-        share = np.cumsum(weights) / (weights.sum() if total is None else total)
-        if share[-1] >= params.top_p or n == limit:
-            break
-    cut = int(np.searchsorted(share, params.top_p)) + 1
-    return best.indices.numpy()[:cut], best.values.numpy()[:cut].astype(np.float64)
+    if params.top_k > 0:
+        best = torch.topk(scaled, min(params.top_k, len(scaled)))
+        ids, weights = best.indices.numpy(), torch.exp(best.values).numpy().astype(np.float64)
+    else:
+        ids, weights = np.arange(len(scaled), dtype=np.int64), torch.exp(scaled).numpy().astype(np.float64)
+    if params.min_p > 0:
+        alive = weights >= params.min_p
+        ids, weights = ids[alive], weights[alive]
+    if params.top_p < 1:
+        kept = nucleus(weights, params.top_p)
+        ids, weights = ids[kept], weights[kept]
+    return ids, weights
+
+
+def nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
+    """Indices of the smallest set of weights that has at least the share top_p of their sum.
+
+    A warm distribution has a nucleus of thousands, so nothing is sorted but the narrow band in which the cut lies: a
+    histogram of the weights' exponents and first mantissa bits, which order as they do, finds it.
+    """
+    bands = (_ONE_BITS - weights.view(np.int64)) >> _BAND_SHIFT  # 0 holds the weight 1, the next one less, ...
+    np.minimum(bands, _BANDS - 1, out=bands)
+    mass = np.cumsum(np.bincount(bands, weights=weights, minlength=_BANDS))
+    wanted = top_p * mass[-1]
+    border = min(int(np.searchsorted(mass, wanted)), _BANDS - 1)
+    within = np.flatnonzero(bands == border)
+    within = within[np.argsort(-weights[within], kind="stable")]
+    before = mass[border - 1] if border else 0.0
+    cut = int(np.searchsorted(before + np.cumsum(weights[within]), wanted)) + 1
+    return np.concatenate((np.flatnonzero(bands < border), within[:cut]))
+
+
+def _drawn(weights: np.ndarray, seed: int, position: int, ids: np.ndarray) -> int:
+    """The index drawn: argmax(log weight + Gumbel noise), which is argmin(-log(uniform) / weight).
+
+    Since -log(u) >= 1 - u, the few whose (1 - u) / weight is small enough are the only ones that need a logarithm.
+    """
+    u = uniform(seed, position, ids)
+    bound = (1.0 - u) / weights
+    first = int(np.argmin(bound))
+    near = np.flatnonzero(bound <= -np.log(u[first]) / weights[first])
+    return int(near[int(np.argmin(-np.log(u[near]) / weights[near]))])
 
 
 class Shaper:
@@ -149,12 +175,11 @@ class Shaper:
         return self.grammar is not None and self.grammar.advance(token)
 
 
-def gumbel(seed: int, position: int, ids: np.ndarray) -> np.ndarray:
-    """Gumbel(0, 1) noise, float64, one per token id: a function of its three arguments and nothing else."""
+def uniform(seed: int, position: int, ids: np.ndarray) -> np.ndarray:
+    """Numbers in (0, 1), float64, one per token id: a function of its three arguments and nothing else."""
     base = _mix(np.uint64(seed & _MASK) + _GOLDEN * np.uint64(position + 1))
     bits = _mix(base + _GOLDEN * (ids.astype(np.uint64) + np.uint64(1)))
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(uniform))
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def _mix(x: np.uint64 | np.ndarray) -> np.ndarray:

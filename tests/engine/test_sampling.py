@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.phase_clock import PhaseClock
 from engine.request import Request, SamplingParams, derived_seed
-from engine.sampling import Shaper, gumbel, sample
+from engine.sampling import Shaper, nucleus, sample, uniform
 
 VOCAB = 97
 EOS = frozenset({2})
@@ -112,7 +112,7 @@ def test_a_draw_is_the_references(
     )
     left = reference(row.tolist(), asked)
     with np.errstate(over="ignore"):
-        noise = gumbel(seed, len(asked.tokens), np.arange(VOCAB))
+        noise = -np.log(-np.log(uniform(seed, len(asked.tokens), np.arange(VOCAB))))
     if temperature == 0:
         noise = np.zeros(VOCAB)
     best = sorted(left, key=lambda token: -(left[token] + noise[token]))
@@ -121,6 +121,19 @@ def test_a_draw_is_the_references(
     ahead = left[best[0]] + noise[best[0]] - left[best[1]] - noise[best[1]] if len(best) > 1 else 1.0
     if ahead > 1e-4:  # nearer ones may differ by the rounding of float32
         assert tokens == [best[0]]
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-9, 0.3, 2.0, 8.0])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.95, 1 - 1e-9])
+def test_a_nucleus_of_any_width_is_that_of_a_full_sort(spread: float, top_p: float) -> None:
+    weights = np.exp(spread * np.random.default_rng(1).normal(0, 1, 49_152))
+    weights[5] = weights[77] = 0.0
+    weights /= weights.max()
+    kept = nucleus(weights, top_p)
+    share = np.cumsum(np.sort(weights)[::-1]) / weights.sum()
+    assert len(set(kept.tolist())) == len(kept)
+    assert abs(len(kept) - (int(np.searchsorted(share, top_p)) + 1)) <= (1 if spread else 2)  # sums in another order
+    assert weights[kept].min() >= np.delete(weights, kept).max(initial=0.0)
 
 
 def test_draws_follow_the_distribution() -> None:

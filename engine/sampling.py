@@ -8,7 +8,6 @@ softmax(logits / T) (the Gumbel-max trick; Maddison et al., arXiv 1411.0030).  A
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting accept accept-demo accept-conformance accept-soak clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting accept accept-demo accept-overload accept-conformance accept-soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,11 +51,14 @@ bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,tr
 bench-accounting: $(VENV)/.run ## what phases, step log and laws cost in tokens/s, about 5 minutes
 	@$(BIN)/python -m benchmarks.accounting
 
-accept: accept-demo accept-conformance accept-soak ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
 	@$(BIN)/python -m benchmarks.accept_demo --runs $(DEMOS)
+
+accept-overload: $(VENV)/.run ## the demo's load, then 3 times its rate: the queue must take it, step times must not; 3 minutes
+	@$(BIN)/python -m benchmarks.accept_overload
 
 CONFORMANCE ?= 400
 accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE (400) requests an operation; about 10 minutes

@@ -94,7 +94,7 @@ def main() -> int:
                     sys.exit(f"the engine ended with {engine.returncode}; see {log.name}")
                 time.sleep(0.1)
             url = json.loads(ready.read_text())["url"]
-            calm_code, calm, calm_run = run(url, runs, options.duration, "--fit", FIT)
+            calm_code, _, calm_run = run(url, runs, options.duration, "--fit", FIT)
             load = Bundle.open(calm_run).manifest["plan"]
             rate, length = load["rate_scale"] * options.times, load["length_scale"]
             scales = ["--rate-scale", str(rate), "--length-scale", str(length)]

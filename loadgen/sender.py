@@ -29,9 +29,9 @@ import uvloop
 
 from loadgen.dispatch import Dispatcher
 from loadgen.job import CallSource, SendSettings
-from loadgen.vitals import raise_file_limit
+from loadgen.vitals import lock_memory, raise_file_limit
 from models.errors import UserError
-from telemetry.parts import PartWriter
+from telemetry.part_thread import ThreadedPart
 from telemetry.schema import REQUESTS
 
 Loader = Callable[[Path, int, int], tuple[SendSettings, CallSource]]
@@ -77,9 +77,10 @@ class Sender:
         self._output = output
         self._commands: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._dispatcher: Dispatcher | None = None
-        self._writer: PartWriter | None = None
+        self._writer: ThreadedPart | None = None
         self._worker = 0
         self._started = False
+        self._locked = False
         self._fault: BaseException | None = None
 
     async def run(self) -> int:
@@ -127,10 +128,11 @@ class Sender:
 
             tokenizer = load_reference(settings.tokenizer_ref).tokenizer
         folder = Path(str(command["bundle"])) / "requests"
-        self._writer = PartWriter(folder, REQUESTS, f"worker-{self._worker}")
+        self._writer = ThreadedPart(folder, REQUESTS, f"worker-{self._worker}")
         files = raise_file_limit()
         self._dispatcher = Dispatcher(settings, source, self._writer, self._worker, tokenizer, self._on_drained)
         await self._dispatcher.prepare()
+        self._locked = lock_memory()
         self._output.emit(
             "ready",
             worker=self._worker,
@@ -155,7 +157,8 @@ class Sender:
         await stopping
         if self._fault is None:
             self._output.emit("progress", **dispatcher.progress())
-            fields = dispatcher.vitals.summary() | {"write_error": dispatcher.write_error}
+            fields = dispatcher.vitals.summary()
+            fields |= {"write_error": dispatcher.write_error, "memory_locked": self._locked}
             self._output.emit("end", sent=dispatcher.sent, done=dispatcher.done, **fields)
 
     async def _report(self) -> None:

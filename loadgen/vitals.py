@@ -6,6 +6,7 @@ one, so that the loop-lag percentiles are those of time, not of luck.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
@@ -18,6 +19,7 @@ BEAT_NS: Final = 20_000_000
 _IDLE_COLLECT_NS: Final = 1_000_000_000  # collect this often where nothing is due soon,
 _FORCED_COLLECT_NS: Final = 60_000_000_000  # and this often in any case
 _FEW_LIVE: Final = 200
+_MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4  # <sys/mman.h>; the last: not the untouched part of a mapping
 
 
 class Vitals:
@@ -29,6 +31,7 @@ class Vitals:
         self.next_beat_ns = 0
         self._began_ns = 0
         self._began_cpu = 0.0
+        self._began_usage = resource.getrusage(resource.RUSAGE_SELF)
         self._last_ns = 0
         self._last_cpu = 0.0
         self._ratio = 0.0
@@ -47,6 +50,7 @@ class Vitals:
         now = time.monotonic_ns()
         self._began_ns = self._last_ns = self._collected_ns = now
         self._began_cpu = self._last_cpu = time.process_time()
+        self._began_usage = resource.getrusage(resource.RUSAGE_SELF)
         self.next_beat_ns = now + BEAT_NS
 
     def finish(self) -> None:
@@ -85,6 +89,7 @@ class Vitals:
         """Figures of the whole run (seconds, bytes)."""
         elapsed = (time.monotonic_ns() - self._began_ns) / 1e9 if self._began_ns else 0.0
         cpu = time.process_time() - self._began_cpu
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "lag_p50_s": self.lag.quantile(0.5),
             "lag_p99_s": self.lag.quantile(0.99),
@@ -94,6 +99,9 @@ class Vitals:
             "cpu_ratio": cpu / elapsed if elapsed > 0 else 0.0,
             "cpu_s": cpu if elapsed > 0 else 0.0,
             "rss_bytes": resident_bytes(),
+            # what a late send may come from: a page read back from the disk, another process on this processor
+            "major_faults": usage.ru_majflt - self._began_usage.ru_majflt,
+            "preempted": usage.ru_nivcsw - self._began_usage.ru_nivcsw,
             "gc": {
                 "collections": self._pauses,
                 "pause_total_s": self._pause_total_ns / 1e9,
@@ -118,6 +126,17 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def lock_memory() -> bool:
+    """Keep the pages of this process in memory from now on; False where that is not allowed (Linux: ulimit -l).
+
+    A page of code that the kernel dropped while it was idle is read from the disk again: tens of milliseconds.
+    """
+    try:
+        return bool(ctypes.CDLL(None).mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0)
+    except (OSError, AttributeError):  # no such call on this system
+        return False
 
 
 def raise_file_limit() -> int:

@@ -503,6 +503,7 @@ def test_the_process_from_prepare_to_end(tmp_path: Path) -> None:
         assert {"ev": "end", "sent": 5, "done": 5}.items() <= end.items()
         assert 0 < end["lag_p50_s"] <= end["lag_p99_s"] and end["lag_max_s"] > 0
         assert end["cpu_ratio"] > 0 and end["rss_bytes"] > 1 << 20 and "collections" in end["gc"]
+        assert end["major_faults"] >= 0 and end["preempted"] >= 0 and end["memory_locked"] in (True, False)
         assert sender.process.wait(10) == 0
         assert [request.headers["authorization"] for request in stub.requests] == ["Bearer s3cret"] * 5
         assert all(request.t_ns >= zero + n * 50_000_000 for n, request in enumerate(stub.requests))

@@ -57,7 +57,7 @@ DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
 	@$(BIN)/python -m benchmarks.accept_demo --runs $(DEMOS)
 
-accept-overload: $(VENV)/.run ## the demo's load, then 3 times its rate: the queue must take it, step times must not; 3 minutes
+accept-overload: $(VENV)/.run ## half of what the engine carries, then 3 times that rate: the queue must take it, step times must not; 3 minutes
 	@$(BIN)/python -m benchmarks.accept_overload
 
 CONFORMANCE ?= 400

@@ -218,6 +218,8 @@ class Scheduler:
         """
         request, size = piece.request, self.pool.size
         request.computed += piece.n
+        if not self.pool.prefix_cache:
+            return
         while piece.sample and (request.registered + 1) * size <= request.computed:
             page = request.registered
             tokens = request.tokens[page * size : (page + 1) * size]

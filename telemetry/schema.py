@@ -123,7 +123,9 @@ STEPS: Final = pa.schema(
         ("prefill_tokens", pa.int32()),
         ("recomputed_tokens", pa.int32()),
         ("cached_tokens", pa.int32()),
-        ("context_tokens", pa.int64()),  # tokens attended to, summed over rows
+        ("context_tokens", pa.int64()),  # tokens that hold KV after the step, summed over its sequences
+        ("sampled_rows", pa.int32()),  # rows whose logits are wanted
+        ("attended", pa.int64()),  # pairs of a query and a token that it sees
         ("kv_used", pa.int32()),  # blocks
         ("kv_free", pa.int32()),
         ("preempted", pa.int32()),
@@ -135,6 +137,7 @@ STEPS: Final = pa.schema(
         ("floor_ns", pa.int64()),  # least duration: max(bytes / bandwidth, FLOPs / peak) + fixed cost
         ("efficiency", pa.float64()),  # floor / duration
         ("wall", pa.string()),  # memory, compute, or overhead: most of the time is beyond the floor
+        ("simulated", pa.bool_()),  # times are those of a model of a device, nothing was computed
     ]
 )
 

@@ -229,12 +229,9 @@ async def _serve(options: ServeOptions, say: Callable[[str], None]) -> int:
 
 def load_engine(config: EngineConfig) -> Engine:
     """Model and engine, warm, not started.  Seconds of work; imports torch."""
-    from models.store import load
+    from engine.backends import build, open_model
 
-    model = load(config.model)  # a model that cannot be had is found before torch is imported
-    from engine.core import build
-
-    return build(config, model)
+    return build(config, open_model(config))  # a model that cannot be had is found before torch is imported
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import build
+from engine.backends import build
 from engine.native import build as native_build
 from engine.native.panels import pack
 from engine.native.runner import NativeRunner, fits

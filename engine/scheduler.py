@@ -57,7 +57,12 @@ class Plan:
     slices: list[Slice] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    cached_tokens: int = 0
+    admitted_cached: list[int] = field(default_factory=list)  # tokens of each that the prefix cache had
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the prefix cache spared those who were admitted."""
+        return sum(self.admitted_cached)
 
     @property
     def tokens(self) -> int:
@@ -157,8 +162,8 @@ class Scheduler:
             request.computed = len(pages) * self.pool.size
             request.state = "running"
             insort(self.running, request, key=order)
-            plan.cached_tokens += request.computed
             plan.admitted.append(request)
+            plan.admitted_cached.append(request.computed)
             left = len(request.tokens) - request.computed
             n = min(left, _share(budget - spent, behind=self._may_admit))
             taken = self.pool.take(self.pool.pages(request.computed + n) - len(pages))

@@ -34,6 +34,9 @@ class StepRecord:
     kv_used: int
     kv_free: int
     preempted: int
+    preempted_requests: tuple[str, ...]
+    admitted: tuple[str, ...]
+    admitted_cached: tuple[int, ...]
     requests: tuple[str, ...]
     request_tokens: tuple[int, ...]
     bytes: int | None = None

@@ -18,7 +18,9 @@ from models.errors import UserError
 def serve_command(
     model: Annotated[
         str,
-        typer.Option(help="A known name, a GGUF file or a safetensors folder; simulated also: llama-3.1-8b and others."),
+        typer.Option(
+            help="A known name, a GGUF file or a safetensors folder; simulated also: llama-3.1-8b and others."
+        ),
     ] = "smollm2",
     backend: Annotated[
         str, typer.Option(help="auto (cpu), cpu, or simulated: steps take a modelled time, nothing is computed.")
@@ -27,7 +29,8 @@ def serve_command(
         str | None, typer.Option(help="What a simulated model runs on: a100, h100, h200, l4, cpu (this machine).")
     ] = None,
     sim_fit: Annotated[
-        Path | None, typer.Option(help="Step times fitted to a real engine (python -m engine.step_fit) [the account's].")
+        Path | None,
+        typer.Option(help="Step times fitted to a real engine (python -m engine.step_fit) [the account's]."),
     ] = None,
     sim_seed: Annotated[int, typer.Option(help="Of simulated tokens and noise.", min=0)] = 0,
     host: Annotated[str, typer.Option(help="Address to listen on; only this machine by default.")] = "127.0.0.1",

@@ -109,8 +109,14 @@ class EngineConfig:
                 "nothing is computed, so nothing can be run again alone", where="--shadow", remedy="leave it out"
             )
         if not simulated:
-            for option, given in (("--device", self.device), ("--sim-fit", self.sim_fit), ("--sim-seed", self.sim_seed)):
+            for option, given in (
+                ("--device", self.device),
+                ("--sim-fit", self.sim_fit),
+                ("--sim-seed", self.sim_seed),
+            ):
                 if given:
                     raise UserError(
-                        f"{given} is for a simulated model", where=option, remedy="add --backend simulated, or leave it out"
+                        f"{given} is for a simulated model",
+                        where=option,
+                        remedy="add --backend simulated, or leave it out",
                     )

@@ -213,7 +213,9 @@ def load(path: Path) -> StepFit:
     try:
         body = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=where, remedy="give the path of a step fit") from error
+        raise UserError(
+            f"cannot be read: {error.strerror}", where=where, remedy="give the path of a step fit"
+        ) from error
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=where, remedy=_AGAIN) from error
     if not isinstance(body, dict) or body.get("kind") != KIND:
@@ -286,7 +288,9 @@ def of_run(reference: str) -> StepFit:
         raise UserError("its steps were simulated themselves", where=str(bundle.path), remedy="use a real engine's run")
     if any(row["attended"] is None for row in rows):
         raise UserError(
-            "its step log lacks attended pairs: an older version wrote it", where=str(bundle.path), remedy="run it again"
+            "its step log lacks attended pairs: an older version wrote it",
+            where=str(bundle.path),
+            remedy="run it again",
         )
     return fit([_Row(**{key: row[key] for key in _Row.__dataclass_fields__}) for row in rows], bundle.run_id)
 

@@ -110,9 +110,7 @@ class Tally:
         )
 
 
-def tally(
-    lives: Sequence[Life], records: Sequence[StepRecord], kv_total: int, start_ns: int, end_ns: int
-) -> Tally:
+def tally(lives: Sequence[Life], records: Sequence[StepRecord], kv_total: int, start_ns: int, end_ns: int) -> Tally:
     """Count a run between two moments of its clock.
 
     Raises ValueError when nothing happened in between, or when the step log no longer has its first step there.
@@ -168,9 +166,7 @@ def _latencies(answered: Sequence[tuple[Life, PhaseClock]]) -> dict[str, tuple[f
     return found
 
 
-def _residence(
-    lives: Sequence[Life], records: Sequence[StepRecord], start_ns: int, end_ns: int
-) -> tuple[float, float]:
+def _residence(lives: Sequence[Life], records: Sequence[StepRecord], start_ns: int, end_ns: int) -> tuple[float, float]:
     """Request-seconds in the queue and in the system inside the window, from arrivals and the step log alone."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}

@@ -43,10 +43,18 @@ SIMULATED: dict[str, Any] = {"backend": "simulated", "device": "H100", "dtype": 
 LABEL = "tiny bf16 on H100, step times: iron law"
 
 
-def answer(model: LoadedModel, *, mates: int = 0, sim_seed: int = 0, budget: int = 64, **params: Any) -> tuple[str, list[int]]:
+def answer(
+    model: LoadedModel, *, mates: int = 0, sim_seed: int = 0, budget: int = 64, **params: Any
+) -> tuple[str, list[int]]:
     """Finish reason and tokens of one request beside some mates."""
     config = EngineConfig(**SIMULATED, kv_blocks=256, token_budget=budget, max_context=2048)
-    rig = VirtualEngine(config, Simulation(replace(model, shape=replace(model.shape, max_context=2048)), DEVICES["H100"], "bf16", None, sim_seed), keep=True)
+    rig = VirtualEngine(
+        config,
+        Simulation(
+            replace(model, shape=replace(model.shape, max_context=2048)), DEVICES["H100"], "bf16", None, sim_seed
+        ),
+        keep=True,
+    )
     for k in range(mates):
         rig.submit(Arrival(0, [9 + k] * 10, SamplingParams(50, seed=k)))
     settings = {"max_tokens": 40, "seed": 1, "ignore_eos": True, **params}
@@ -210,7 +218,7 @@ def test_a_server_that_computes_nothing_says_so_everywhere() -> None:
             metrics = await (await http.get("/metrics")).text()
             info = next(line for line in metrics.splitlines() if line.startswith(names.M_BUILD_INFO + "{"))
             assert 'kernels="simulated"' in info and 'quant="bf16"' in info
-            assert 'tailspan_device_info{' in metrics and 'device="H100"' in metrics
+            assert "tailspan_device_info{" in metrics and 'device="H100"' in metrics
             raw = await (await http.get("/debug/steps")).read()
             table = pa.ipc.open_stream(raw).read_all()
             assert table.num_rows > 0 and set(table.column("simulated").to_pylist()) == {True}

@@ -64,7 +64,9 @@ def test_the_clock_calls_what_is_due_on_its_way_and_never_goes_back() -> None:
 
 def test_an_arrival_in_the_middle_of_a_step_waits_for_the_next_one(tiny: LoadedModel) -> None:
     rig = virtual(tiny, flat(0.010))
-    rig.feed([Arrival(5 * MS, [5] * 4, SamplingParams(3, ignore_eos=True)), Arrival(12 * MS, [6] * 4, SamplingParams(1))])
+    rig.feed(
+        [Arrival(5 * MS, [5] * 4, SamplingParams(3, ignore_eos=True)), Arrival(12 * MS, [6] * 4, SamplingParams(1))]
+    )
     rig.run()
     first, second = sorted(rig.lives, key=lambda life: life.arrived_ns)
     assert first.clock is not None and second.clock is not None

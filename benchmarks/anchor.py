@@ -173,8 +173,8 @@ def compare(options: argparse.Namespace) -> int:
             cells = [f"{1e3 * p:.0f} / {1e3 * m:.0f} ms" for p, m in zip(predicted, measured, strict=True)]
             noise = made.noise
             about = (
-                f"{made.steps} steps, error {made.error:.0%}, sigma {noise.sigma:.2f}, rho {noise.autocorrelation:.2f}, "
-                f"stalls {noise.stall_rate:.2f}/s of {1e3 * noise.stall_s:.0f} ms, gap {1e6 * made.gap_s:.0f} us"
+                f"{made.steps} steps, error {made.error:.0%}, sigma {noise.sigma:.2f}, "
+                f"rho {noise.autocorrelation:.2f}, stalls {noise.stall_rate:.2f}/s of {1e3 * noise.stall_s:.0f} ms, gap {1e6 * made.gap_s:.0f} us"
             )
             lines.append(f"| {number + 1} | {len(held_out)} | " + " | ".join(cells) + f" | {about} |")
             print(lines[-1], file=sys.stderr, flush=True)

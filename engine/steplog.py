@@ -13,7 +13,10 @@ from telemetry.schema import STEPS
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Columns of ``telemetry.schema.STEPS`` without replica and simulated.  bytes .. wall: None where no device is known."""
+    """Columns of ``telemetry.schema.STEPS`` without replica and simulated.
+
+    bytes .. wall: None where no device is known.
+    """
 
     step: int
     start_ns: int

@@ -71,7 +71,7 @@ def look(url: str, headers: Mapping[str, str]) -> Target:
 
 
 def _models(body: bytes) -> tuple[tuple[str, ...], int | None, str | None]:
-    """Model ids of an OpenAI model list, the smallest max_model_len among them (vLLM's extension), and our own label."""
+    """Model ids of a model list, the smallest max_model_len among them (vLLM's extension), what is simulated (ours)."""
     try:
         entries = [entry for entry in json.loads(body)["data"] if isinstance(entry, dict)]
     except (ValueError, KeyError, TypeError):

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.policy import POLICIES
 from engine.request import SamplingParams
 from engine.simulated import Simulation
 from engine.step_model import SHORTEST_NS
 from engine.virtual import Arrival, VirtualEngine
-from engine.config import EngineConfig
 from models.devices import DEVICES
 from models.store import LoadedModel
 

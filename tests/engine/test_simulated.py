@@ -33,8 +33,8 @@ from models.errors import UserError
 from models.known_shapes import SHAPES
 from models.store import LoadedModel
 from telemetry import names
-from telemetry.summary import summarize
 from telemetry.slo import load as load_slo
+from telemetry.summary import summarize
 from tests.bundles import make_bundle
 from tests.engine.serving import client, read_stream, serving, until
 
@@ -248,7 +248,7 @@ def test_a_server_that_computes_says_nothing_of_it() -> None:
 
 
 def test_a_step_takes_the_time_of_its_model_on_the_real_clock(tiny: LoadedModel) -> None:
-    """One step of 50 ms, on an engine with its thread: what the step log says is what the model said, or a little more."""
+    """Steps of 50 ms on an engine with its thread: the step log says what the model said, or a little more."""
     fit = StepFit((0.05, 0, 0, 0, 0, 0, 0), Noise(), 0.0, 100, 0.0, "a test")
     config = EngineConfig(**SIMULATED, kv_blocks=64)
     runner = SimulatedRunner(config, Simulation(tiny, DEVICES["H100"], "bf16", fit))

@@ -151,7 +151,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ({"version": 9}, "version 9"),
         ({"gap_s": -1}, "gap_s is -1"),
         ({"gap_s": "soon"}, "gap_s is 'soon'"),
-        ({"coefficients": {name: 0 for name in FEATURES}}, "all coefficients are 0"),
+        ({"coefficients": dict.fromkeys(FEATURES, 0)}, "all coefficients are 0"),
         ({"coefficients": {"step": 1.0}}, "tokens_8 is None"),
         ({"coefficients": {**TRUE, "warp": 1.0}}, "'warp'"),
         ({"coefficients": {**TRUE, "step": -1.0}}, "step is -1.0"),

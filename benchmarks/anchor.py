@@ -174,7 +174,8 @@ def compare(options: argparse.Namespace) -> int:
             noise = made.noise
             about = (
                 f"{made.steps} steps, error {made.error:.0%}, sigma {noise.sigma:.2f}, "
-                f"rho {noise.autocorrelation:.2f}, stalls {noise.stall_rate:.2f}/s of {1e3 * noise.stall_s:.0f} ms, gap {1e6 * made.gap_s:.0f} us"
+                f"rho {noise.autocorrelation:.2f}, stalls {noise.stall_rate:.2f}/s of {1e3 * noise.stall_s:.0f} ms, "
+                f"gap {1e6 * made.gap_s:.0f} us"
             )
             lines.append(f"| {number + 1} | {len(held_out)} | " + " | ".join(cells) + f" | {about} |")
             print(lines[-1], file=sys.stderr, flush=True)

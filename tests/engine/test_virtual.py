@@ -34,7 +34,9 @@ def flat(seconds: float, *, gap_s: float = 0.0, noise: Noise | None = None, per_
     return StepFit(tuple(coefficients[name] for name in FEATURES), noise or Noise(), gap_s, 100, 0.0, "a test")
 
 
-def virtual(model: LoadedModel, fit: StepFit | None = None, *, gap_ns: int = 0, seed: int = 0, **options: Any):
+def virtual(
+    model: LoadedModel, fit: StepFit | None = None, *, gap_ns: int = 0, seed: int = 0, **options: Any
+) -> VirtualEngine:
     settings = {"backend": "simulated", "device": "H100", "kv_blocks": 64, "token_budget": 64, **options}
     what = Simulation(model, DEVICES["H100"], "bf16", fit, seed)
     return VirtualEngine(EngineConfig(**settings), what, gap_ns=gap_ns, keep=True)
@@ -209,7 +211,7 @@ def test_llama_on_an_h100_takes_the_time_that_the_account_gives(tiny: LoadedMode
 
 def test_littles_law_holds_and_the_tally_agrees_with_the_clocks(tiny: LoadedModel) -> None:
     rig = virtual(tiny, flat(0.010, per_token=2e-4), gap_ns=MS, max_batch=8, kv_blocks=200)
-    rig.feed(arrivals(7, 1500, 130 * MS, prompt=60, output=60))
+    rig.feed(arrivals(7, 1500, 75 * MS, prompt=60, output=60))
     rig.run()
     records = rig.engine.steps.since(-1)
     start, end = rig.clock() // 20, rig.clock() * 19 // 20

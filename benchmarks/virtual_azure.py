@@ -198,6 +198,7 @@ def report(twin: Twin, theory: Theory, base: Setting) -> str:
     wide = twin.run(at.scale, replace(base, pool_pages=2 * pages))
     wide_at = twin.search(replace(base, pool_pages=2 * pages), theory.rate(2 * tokens, base.used) / mean_rate)
     deep = twin.run(at.scale, replace(base, budget=2 * base.budget))
+    plain = twin.run(1.0, base)
     n = theory.at_rate(at.rate)
     longest = RooflineTime(twin.what.cost)
 
@@ -260,7 +261,8 @@ def report(twin: Twin, theory: Theory, base: Setting) -> str:
         ),
         "",
         f"{twin.runs} runs; the first line's took {at.cpu_s:.1f} s of CPU for {at.virtual_s:.0f} virtual seconds: "
-        f"{at.virtual_s / at.cpu_s:.0f} times real time",
+        f"{at.virtual_s / at.cpu_s:.0f} times real time; at the trace's own rate ({plain.rate:.2f}/s) "
+        f"{plain.virtual_s / plain.cpu_s:.0f} times",
     ]
     held = at.shown.queue.error < 0.02 and at.shown.system.error < 0.02
     lines.append(f"Little's law within 2 %: {'yes' if held else '**no**'}")

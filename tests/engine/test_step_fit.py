@@ -6,7 +6,7 @@ import json
 import math
 import random
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from engine import step_fit
-from engine.step_fit import FEATURES, StepFit, fit, load, non_negative
+from engine.step_fit import FEATURES, Step, StepFit, fit, load, non_negative
 from engine.step_load import StepLoad
 from engine.step_model import SHORTEST_NS, Noise, StepTimes
 from models.errors import UserError
@@ -24,18 +24,6 @@ from telemetry.schema import STEPS
 TRUE = dict(
     zip(FEATURES, (4e-3, 5e-4, 1e-4, 8e-4, 3e-4, 2e-7, 1e-9), strict=True)
 )  # seconds: a CPU engine, more or less
-
-
-@dataclass
-class Record:
-    start_ns: int
-    end_ns: int
-    gap_ns: int
-    prefill_tokens: int
-    decode_seqs: int
-    context_tokens: int
-    sampled_rows: int
-    attended: int
 
 
 def random_loads(n: int, seed: int = 0) -> list[StepLoad]:
@@ -50,11 +38,11 @@ def random_loads(n: int, seed: int = 0) -> list[StepLoad]:
     return loads
 
 
-def log_of(times: StepTimes, loads: list[StepLoad], gap_ns: int = 200_000) -> list[Record]:
+def log_of(times: StepTimes, loads: list[StepLoad], gap_ns: int = 200_000) -> list[Step]:
     records, now = [], 0
     for one in loads:
         end = now + times.next_ns(one)
-        records.append(Record(now, end, gap_ns, *one))
+        records.append(Step(now, end, gap_ns, *one))
         now = end + gap_ns
     return records
 
@@ -105,8 +93,8 @@ def test_a_fit_finds_the_times_and_the_noise_that_made_the_log() -> None:
 def test_disturbed_steps_do_not_bend_the_formula() -> None:
     records = log_of(StepTimes(true_fit(Noise()), Noise(), seed=0), random_loads(2000))
     draw = random.Random(4)
-    for record in draw.sample(records, 100):
-        record.end_ns += 400_000_000
+    for at in draw.sample(range(len(records)), 100):
+        records[at] = replace(records[at], end_ns=records[at].end_ns + 400_000_000)
     found = fit(records, "made")
     for one in random_loads(100, seed=5):
         assert found.seconds(one) == pytest.approx(true_fit(Noise()).seconds(one), rel=0.02)
@@ -178,11 +166,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, text: str | None, said: str)
         load(path)
 
 
-def bundle_of(root: Path, records: list[Record], **more: Any) -> Bundle:
+def bundle_of(root: Path, records: list[Step], **more: Any) -> Bundle:
     bundle = Bundle.create(root, {}, scheduled=0)
     with bundle.writer("steps", "r1") as writer:
         empty = dict.fromkeys(STEPS.names)
-        fields = Record.__dataclass_fields__
+        fields = Step.__dataclass_fields__
         writer.append([{**empty, **{key: getattr(one, key) for key in fields}, **more} for one in records])
     bundle.update(status=COMPLETE)
     return bundle

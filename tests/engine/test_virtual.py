@@ -204,8 +204,9 @@ def test_llama_on_an_h100_takes_the_time_that_the_account_gives(tiny: LoadedMode
         found = step.end_ns - step.start_ns
         assert found == pytest.approx(what.cost.iron_law_ns(what.cost.decode(1000 + k), 0.6), abs=2)
         assert step.efficiency is not None and 0.9 < step.efficiency <= 1
-        # 16 GB of weights at 3.35 TB/s are 4.8 ms; KV of 1000 tokens is 131 MB, 0.04 ms
-        assert 4.7 * MS < found < 5.2 * MS
+        # 7.5e9 weights that are read whole (the embedding is not) are 15 GB, at 3.35 TB/s 4.48 ms; KV of 1000 tokens
+        # is 131 MB, 0.04 ms; 15 GFLOP are 0.03 ms
+        assert 4.5 * MS < found < 4.6 * MS
     assert len(decodes) == 10
 
 

@@ -130,7 +130,7 @@ class Twin:
                 low = scale
             else:
                 high = scale
-            scale = (low + high) / 2 if low and high else scale * (1.04 if off < 0 else 0.96)
+            scale = (low + high) / 2 if low and high else scale * (1.06 if off < 0 else 0.94)
         assert best is not None
         return best
 
@@ -187,12 +187,6 @@ class Theory:
         """Residents for which a budget is just enough: each step decodes them, and prefills what replaces them."""
         return budget / (1 + float(self.inputs.mean()) / self.answer)
 
-    def at_rate(self, rate: float) -> float:
-        """Residents at a rate: where N = rate * output tokens * step(N); the step is linear in N."""
-        fixed = self.step_s(1e-9)
-        slope = self.step_s(1.0) - fixed
-        return rate * self.answer * fixed / (1 - rate * self.answer * slope)
-
 
 def report(twin: Twin, theory: Theory, base: Setting) -> str:
     """Search, double, compare."""
@@ -206,7 +200,8 @@ def report(twin: Twin, theory: Theory, base: Setting) -> str:
     tight_budget = base.budget // 4
     tight = twin.run(1.25 * at.scale, replace(base, pool_pages=2 * pages, budget=tight_budget))
     plain = twin.run(1.0, base)
-    n = theory.at_rate(at.rate)
+    n = theory.residents(tokens, base.used)
+    waiting = at.shown.queue_inside.residents
     longest = RooflineTime(twin.what.cost)
 
     def full(budget: int) -> float:
@@ -222,6 +217,10 @@ def report(twin: Twin, theory: Theory, base: Setting) -> str:
         """Mean number of requests in a step."""
         return found.shown.steps.batch
 
+    def served(found: Found) -> float:
+        """Requests/s that it finished."""
+        return found.shown.served_rate
+
     rate_1, rate_2 = theory.rate(tokens, base.used), theory.rate(2 * tokens, base.used)
     lines = [
         f"{twin.what.label}; pool {pages} pages ({tokens} tokens), budget {base.budget}, trace {twin.trace.name}, "
@@ -231,25 +230,24 @@ def report(twin: Twin, theory: Theory, base: Setting) -> str:
         "",
         "| what | theory | simulated |",
         "|---|---|---|",
-        row(f"rate at which {base.used:.0%} of the pool are used", f"{rate_1:.2f}/s", f"{at.rate:.2f}/s"),
-        row("requests in a step there", f"{theory.at_rate(at.rate):.0f}", f"{in_steps(at):.0f}"),
+        row(f"rate served where {base.used:.0%} of the pool are used", f"{rate_1:.2f}/s", f"{served(at):.2f}/s"),
+        row("requests in a step there", f"{n:.0f}", f"{in_steps(at):.0f}"),
         row("mean step there", f"{1e3 * theory.step_s(n):.1f} ms", f"{1e3 * at.shown.steps.mean_s:.1f} ms"),
         row(
             "pool doubled, same rate: share used",
-            f"{n * theory.context / (2 * tokens):.1%} (half)",
+            f"who waited for pages runs now: {(in_steps(at) + waiting) * theory.context / (2 * tokens):.0%}",
             f"{wide.shown.kv_mean:.1%}",
         ),
         row(
             "pool doubled, same rate: mean time in queue, preemptions",
-            "0, none (nobody waits for pages)",
-            f"{1e3 * (at.shown.queue.rate_times_stay / at.rate):.1f} ms -> "
-            f"{1e3 * (wide.shown.queue.rate_times_stay / at.rate):.1f} ms, "
+            "next to none (nobody waits for pages), none",
+            f"{1e3 * at.shown.phases['queue']:.0f} ms -> {1e3 * wide.shown.phases['queue']:.0f} ms, "
             f"{at.shown.preemptions} -> {wide.shown.preemptions}",
         ),
         row(
-            f"pool doubled, rate for {base.used:.0%}: gain",
-            f"x {rate_2 / rate_1:.2f} (not 2: steps get longer)",
-            f"x {wide_at.rate / at.rate:.2f}",
+            f"pool doubled, rate served at {base.used:.0%}",
+            f"x {rate_2 / rate_1:.2f} (not 2: steps get longer, compute is the wall)",
+            f"x {served(wide_at) / served(at):.2f}",
         ),
         row(
             "budget doubled, same rate: share of the pool used",

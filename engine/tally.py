@@ -1,10 +1,12 @@
 """What a run in virtual time shows: latencies, phases, steps, floors, KV use, and whether Little's law holds.
 
-Everything is counted inside one window of the run, so that filling up and draining do not count as the load.
+Figures are counted inside one window of the run, so that filling up and draining do not count as the load.
 
     Little's law    L = lambda W       L from arrivals and the step log (when who was where)
                                        lambda and W from the requests' phase clocks
-Two accounts of the same run that share nothing but the clock: where they differ, one of them is wrong.
+Two accounts of the same run that share nothing but the clock: where they differ, one of them is wrong.  Over the whole
+run, from empty to empty, the law needs no steady state (Stidham, Operations Research 22(2), 1974).  Inside the window
+it also says how steady the load was: a queue that is longer at the end than at the start is in W and not yet in L.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ class Little:
         """How far apart, as a share of the first."""
         return abs(self.rate_times_stay / self.residents - 1.0) if self.residents else abs(self.rate_times_stay)
 
+    def text(self, what: str) -> str:
+        """A line for people."""
+        return f"{what}: L = {self.residents:.3f}, lambda W = {self.rate_times_stay:.3f} (apart by {self.error:.2%})"
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -61,6 +67,7 @@ class Steps:
 class Tally:
     """window_s: its length.  Per request that arrived in it and was answered: seconds; kv: share of the pool in use.
 
+    served_rate: requests/s that ended in it.  queue, system: Little's law over the whole run; _inside: in the window.
     latencies: measure -> percentiles (PERCENTILES).  phases: mean seconds.  floor_ttft_s, floor_tpot_s: medians of
     the floors of requests, alone on the device.
     """
@@ -75,8 +82,11 @@ class Tally:
     kv_mean: float
     kv_peak: float
     steps: Steps
+    served_rate: float
     queue: Little
     system: Little
+    queue_inside: Little
+    system_inside: Little
     floor_ttft_s: float
     floor_tpot_s: float
 
@@ -92,7 +102,8 @@ class Tally:
         return "\n".join(
             [
                 f"{self.arrived} requests in {self.window_s:.0f} s ({self.arrived / self.window_s:.2f}/s), "
-                f"{self.answered} answered, {self.refused} refused, {self.preemptions} preemptions",
+                f"{self.answered} answered, {self.refused} refused, {self.preemptions} preemptions; "
+                f"{self.served_rate:.2f}/s ended",
                 "",
                 *rows,
                 "",
@@ -102,10 +113,10 @@ class Tally:
                 f"floors: step {1e3 * steps.floor_s:.2f} ms (efficiency {steps.efficiency:.0%}; bound by {walls}), "
                 f"request alone: TTFT {1e3 * self.floor_ttft_s:.1f} ms, TPOT {1e3 * self.floor_tpot_s:.2f} ms",
                 f"KV pool: mean {self.kv_mean:.1%}, peak {self.kv_peak:.1%}",
-                f"Little, queue: L = {self.queue.residents:.3f}, lambda W = {self.queue.rate_times_stay:.3f} "
-                f"(apart by {self.queue.error:.2%})",
-                f"Little, system: L = {self.system.residents:.2f}, lambda W = {self.system.rate_times_stay:.2f} "
-                f"(apart by {self.system.error:.2%})",
+                self.queue.text("Little, queue, whole run"),
+                self.system.text("Little, system, whole run"),
+                self.queue_inside.text("Little, queue, in the window alone"),
+                self.system_inside.text("Little, system, in the window alone"),
             ]
         )
 
@@ -125,10 +136,10 @@ def tally(lives: Sequence[Life], records: Sequence[StepRecord], kv_total: int, s
     if not answered or not inside:
         raise ValueError("no request was answered in the window, or no step ran")
     durations = [clock.durations() for _life, clock in answered]
-    stays = sum((clock.last_token_ns or clock.head_ns) - clock.head_ns for _life, clock in taken) / 1e9
-    waits = sum(_queue_ns(clock) for _life, clock in taken) / 1e9
-    in_queue, in_system = _residence(lives, records, start_ns, end_ns)
+    first, last = min(life.arrived_ns for life in lives), max(record.end_ns for record in records)
     facts = [clock.facts for _life, clock in answered]
+    queue, system = _little(lives, records, first, last + 1)
+    queue_inside, system_inside = _little(lives, records, start_ns, end_ns)
     return Tally(
         window_s=window,
         arrived=len(came),
@@ -140,11 +151,30 @@ def tally(lives: Sequence[Life], records: Sequence[StepRecord], kv_total: int, s
         kv_mean=_kv_mean(records, kv_total, start_ns, end_ns),
         kv_peak=max(record.kv_used for record in inside) / kv_total,
         steps=_steps(inside),
-        queue=Little(in_queue / window, waits / window),
-        system=Little(in_system / window, stays / window),
+        served_rate=sum(life.clock is not None and start_ns <= _ended(life) < end_ns for life in lives) / window,
+        queue=queue,
+        system=system,
+        queue_inside=queue_inside,
+        system_inside=system_inside,
         floor_ttft_s=_median([one.floor_ttft_ns for one in facts]),
         floor_tpot_s=_median([one.floor_tpot_ns for one in facts]),
     )
+
+
+def _little(lives: Sequence[Life], records: Sequence[StepRecord], start_ns: int, end_ns: int) -> tuple[Little, Little]:
+    """Both sides of the law, for the queue and for the system."""
+    window = (end_ns - start_ns) / 1e9
+    came = [life for life in lives if life.clock is not None and start_ns <= life.arrived_ns < end_ns]
+    stays = sum(_ended(life) - life.arrived_ns for life in came) / 1e9
+    waits = sum(_queue_ns(life.clock) for life in came if life.clock is not None) / 1e9
+    in_queue, in_system = _residence(lives, records, start_ns, end_ns)
+    return Little(in_queue / window, waits / window), Little(in_system / window, stays / window)
+
+
+def _ended(life: Life) -> int:
+    """When it left, by its clock; a refused one, when it came."""
+    clock = life.clock
+    return life.arrived_ns if clock is None or clock.last_token_ns is None else clock.last_token_ns
 
 
 def _queue_ns(clock: PhaseClock) -> int:

@@ -1,12 +1,13 @@
-"""Is the simulated twin true?  Fitted on a run of the real CPU engine, it predicts another run that it never saw.
+"""Is the simulated twin true?  Fitted on runs of the real CPU engine, it predicts other runs that it never saw.
 
-Usage: python -m benchmarks.anchor [--rounds 3] [--seconds 40] [--model smollm2] [--save-fit FILE] [--out FILE.md]
+Usage: python -m benchmarks.anchor [--rounds 10] [--seconds 12] [--model smollm2] [--save-fit FILE] [--out FILE.md]
 
-A round is two runs of the real engine, in this process, at real times: one that the twin is fitted on (its step log is
-all that the fit sees) and a held-out one, with other requests at another rate.  The twin then replays the held-out
-arrivals in virtual time, with several seeds of its noise.  Compared are p50 and p90 of TTFT and of the whole answer;
-the figure of a round is predicted / measured, and the verdict is their median over the rounds: rounds alternate, so
-that a machine whose speed drifts hurts neither side alone.  Rates are shares of what a full batch was measured to do.
+A round is two short runs of the real engine, in this process, at real times: one that the twin is fitted on (its step
+log is all that the fit sees) and a held-out one, with other requests at another rate.  Rounds are short and many, and
+the order within them alternates, so that a machine whose speed drifts meets both sides alike.  The twin, fitted on all
+the first runs together, replays the held-out arrivals in virtual time, with several seeds of its noise.  Compared are
+p50 and p90 of TTFT and of the whole answer over all held-out requests; beside them, round by round, how far the
+machine itself moved.  Rates are shares of what a full batch was measured to do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from engine.core import Engine
 from engine.phase_clock import PhaseClock
 from engine.request import Output, Request, SamplingParams
 from engine.simulated import Simulation
-from engine.step_fit import StepFit, fit
+from engine.step_fit import fit
+from engine.steplog import StepRecord
 from engine.virtual import Arrival, VirtualEngine
 from models.errors import UserError
 from models.store import load
@@ -122,11 +124,11 @@ def capacity(engine: Engine, seconds: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a known name, a folder, or 'tiny' for a random tiny model")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each of the two runs of a round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each of the two runs of a round")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--save-fit", type=Path, help="keep the last round's fit there, for --sim-fit")
+    parser.add_argument("--save-fit", type=Path, help="keep the fit there, for --sim-fit")
     parser.add_argument("--out", type=Path, help="write the result there as well")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -135,65 +137,83 @@ def main() -> int:
 
             options.model = str(write_tiny(Path(folder) / "tiny", vocab=20_000))
         try:
-            return compare(options)
+            text, held = compare(options)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 4
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    return 0 if held else 1
 
 
-def compare(options: argparse.Namespace) -> int:
-    """All rounds; 0 when every median is within the bound."""
+def compare(options: argparse.Namespace) -> tuple[str, bool]:
+    """All rounds; what came of them, and whether every figure is within the bound."""
     config = EngineConfig(model=options.model, threads=options.threads, kv_blocks=1024, prefix_cache=False)
     model = load(options.model)
     engine = build(config, model)
     if engine.floors.cost is None:
         raise RuntimeError("the engine does not know its device")
-    device, name = engine.floors.cost.device, f"{model.name} on this CPU"
-    twin_config = replace(config, backend="simulated", device=device.name, threads=None)
+    device = engine.floors.cost.device
+    seen: list[StepRecord] = []
+    held_out: list[list[Arrival]] = []
+    measured: list[list[Times]] = []
     engine.start()
-    rows: list[list[float]] = []
-    lines = ["| round | requests | " + " | ".join(MEASURES) + " | fit |", "|---" * (len(MEASURES) + 3) + "|"]
-    made: StepFit | None = None
     try:
         most = capacity(engine, 4.0)
         print(f"capacity {most:.2f} requests/s", file=sys.stderr, flush=True)
         for number in range(options.rounds):
-            before = engine.counts.steps - 1
             seed = 1000 * options.seed + 2 * number
-            run_real(engine, requests(seed, FITTED_AT * most, options.seconds), f"fit-{number}")
-            made = fit(engine.steps.since(before), name)
-            held_out = requests(seed + 1, HELD_OUT_AT * most, options.seconds)
-            measured = figures(run_real(engine, held_out, f"held-out-{number}"))
-            guesses = []
-            for twin_seed in range(SEEDS):
-                what = Simulation(model, device, "fp32", made, twin_seed)
-                guesses.append(figures(run_twin(twin_config, what, held_out, round(made.gap_s * 1e9))))
-            predicted = [statistics.median(column) for column in zip(*guesses, strict=True)]
-            rows.append([p / m for p, m in zip(predicted, measured, strict=True)])
-            cells = [f"{1e3 * p:.0f} / {1e3 * m:.0f} ms" for p, m in zip(predicted, measured, strict=True)]
-            noise = made.noise
-            about = (
-                f"{made.steps} steps, error {made.error:.0%}, sigma {noise.sigma:.2f}, "
-                f"rho {noise.autocorrelation:.2f}, stalls {noise.stall_rate:.2f}/s of {1e3 * noise.stall_s:.0f} ms, "
-                f"gap {1e6 * made.gap_s:.0f} us"
-            )
-            lines.append(f"| {number + 1} | {len(held_out)} | " + " | ".join(cells) + f" | {about} |")
-            print(lines[-1], file=sys.stderr, flush=True)
+            held_out.append(requests(seed + 1, HELD_OUT_AT * most, options.seconds))
+            for which in (0, 1) if number % 2 == 0 else (1, 0):
+                if which == 0:
+                    before = engine.counts.steps - 1
+                    run_real(engine, requests(seed, FITTED_AT * most, options.seconds), f"fit-{number}")
+                    seen += engine.steps.since(before)
+                else:
+                    measured.append(run_real(engine, held_out[-1], f"held-out-{number}"))
+            print(f"round {number + 1}: " + shown(figures(measured[-1])), file=sys.stderr, flush=True)
     finally:
         engine.stop()
-    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    held = all(abs(ratio - 1) <= BOUND for ratio in medians)
-    lines.append("| predicted / measured, median | | " + " | ".join(f"{ratio:.2f}" for ratio in medians) + " | |")
-    lines.append("")
-    lines.append(f"capacity {most:.2f} requests/s; fitted at {FITTED_AT:.0%} of it, held out at {HELD_OUT_AT:.0%}")
-    lines.append(f"within {BOUND:.0%}: {'yes' if held else '**no**'}")
-    text = "\n".join(lines)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    if options.save_fit is not None and made is not None:
+    made = fit(seen, f"{model.name} on this CPU")
+    if options.save_fit is not None:
         made.save(options.save_fit)
-    return 0 if held else 1
+    twin_config = replace(config, backend="simulated", device=device.name, threads=None)
+    guesses = []
+    for seed in range(SEEDS):
+        times: list[Times] = []
+        for number, arrivals in enumerate(held_out):
+            what = Simulation(model, device, "fp32", made, 1000 * seed + number)
+            times += run_twin(twin_config, what, arrivals, round(made.gap_s * 1e9))
+        guesses.append(figures(times))
+    predicted = [statistics.median(column) for column in zip(*guesses, strict=True)]
+    found = figures([one for times in measured for one in times])
+    ratios = [p / m for p, m in zip(predicted, found, strict=True)]
+    by_round = [figures(times) for times in measured]
+    spread = [f"{1e3 * min(column):.0f} .. {1e3 * max(column):.0f}" for column in zip(*by_round, strict=True)]
+    held = all(abs(ratio - 1) <= BOUND for ratio in ratios)
+    noise = made.noise
+    return "\n".join(
+        [
+            "| | " + " | ".join(f"{name}, ms" for name in MEASURES) + " |",
+            "|---" * (len(MEASURES) + 1) + "|",
+            "| measured | " + " | ".join(f"{1e3 * value:.0f}" for value in found) + " |",
+            "| predicted | " + " | ".join(f"{1e3 * value:.0f}" for value in predicted) + " |",
+            "| predicted / measured | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |",
+            "| measured, round by round | " + " | ".join(spread) + " |",
+            "",
+            f"{sum(map(len, held_out))} held-out requests in {options.rounds} rounds; capacity {most:.2f} requests/s, "
+            f"fitted at {FITTED_AT:.0%} of it, held out at {HELD_OUT_AT:.0%}",
+            f"fit: {made.steps} steps, error {made.error:.0%}, sigma {noise.sigma:.2f}, rho {noise.autocorrelation:.2f}, "
+            f"stalls {noise.stall_rate:.3f}/s of {1e3 * noise.stall_s:.0f} ms, gap {1e6 * made.gap_s:.0f} us",
+            f"within {BOUND:.0%}: {'yes' if held else '**no**'}",
+        ]
+    ), held
+
+
+def shown(values: Sequence[float]) -> str:
+    """For the progress on stderr."""
+    return ", ".join(f"{name} {1e3 * value:.0f} ms" for name, value in zip(MEASURES, values, strict=True))
 
 
 if __name__ == "__main__":

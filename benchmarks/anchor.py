@@ -204,8 +204,9 @@ def compare(options: argparse.Namespace) -> tuple[str, bool]:
             "",
             f"{sum(map(len, held_out))} held-out requests in {options.rounds} rounds; capacity {most:.2f} requests/s, "
             f"fitted at {FITTED_AT:.0%} of it, held out at {HELD_OUT_AT:.0%}",
-            f"fit: {made.steps} steps, error {made.error:.0%}, sigma {noise.sigma:.2f}, rho {noise.autocorrelation:.2f}, "
-            f"stalls {noise.stall_rate:.3f}/s of {1e3 * noise.stall_s:.0f} ms, gap {1e6 * made.gap_s:.0f} us",
+            f"fit: {made.steps} steps, error {made.error:.0%}, sigma {noise.sigma:.2f}, "
+            f"rho {noise.autocorrelation:.2f}, stalls {noise.stall_rate:.3f}/s of {1e3 * noise.stall_s:.0f} ms, "
+            f"gap {1e6 * made.gap_s:.0f} us",
             f"within {BOUND:.0%}: {'yes' if held else '**no**'}",
         ]
     ), held

@@ -34,6 +34,7 @@ FEATURES: Final = ("step", "tokens_8", "tokens_32", "prefill_tokens", "decode_se
 KIND: Final = "tailspan step fit"
 VERSION: Final = 1
 LEAST_STEPS: Final = 100
+ABOUT_MAX: Final = 200  # it goes into headers and bundles
 ROUNDS: Final = 30  # of reweighting; it settles in fewer than ten
 HUBER: Final = 1.345  # 95 % efficient where the noise is normal
 STALL_SIGMAS: Final = 5.0  # beyond so many robust deviations, and beyond STALL_RATIO times the formula: a stall
@@ -240,6 +241,10 @@ def load(path: Path) -> StepFit:
     )
     if noise.stall_rate > 0 and noise.stall_s == 0:
         raise UserError("stall_rate is above 0, but stall_s is 0", where=where, remedy=_AGAIN)
+    about = body.get("about")
+    if not isinstance(about, str) or not about.isprintable() or len(about) > ABOUT_MAX:
+        wanted = f"a printable text of at most {ABOUT_MAX} characters"
+        raise UserError(f"about is {about!r:.80}, but must be {wanted}", where=where, remedy=_AGAIN)
     steps = int(_number(body, "steps", where))
     return StepFit(
         coefficients,
@@ -247,7 +252,7 @@ def load(path: Path) -> StepFit:
         _number(body, "gap_s", where),
         steps,
         _number(body, "error", where),
-        str(body.get("about", "")),
+        about,
     )
 
 

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from engine.backends import build
 from engine.config import EngineConfig
-from engine.core import Engine, build
+from engine.core import Engine
 from engine.logprobs import sampled_rows
 from engine.phase_clock import PhaseClock
 from engine.request import Output, Request, SamplingParams
@@ -49,10 +50,10 @@ class Bare(Engine):
                 continue
             token, _ok = next(news)
             self.scheduler.commit(piece)
-            text, reason = self._append(request, token)
+            text, reason = self.commit.append(request, token)
             if reason is not None:
                 self.scheduler.finish(request)
-                del self._live[request.id]
+                del self.live[request.id]
             request.emit(Output(request.id, text, (token,), reason, None, 0))
 
 
@@ -66,7 +67,7 @@ def fill(engine: Engine, batch: int, tokens: int, heard: Callable[[Output], None
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         engine.submit(Request(f"r{k}-{now}", [5 + k] * PROMPT, params, clock, heard))
     engine._drain(wait=False)
-    while any(one.generated == 0 for one in engine._live.values()):
+    while any(one.generated == 0 for one in engine.live.values()):
         engine.step()
 
 

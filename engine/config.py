@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from engine.policy import POLICIES
 from models.errors import UserError
+from models.roofline import DTYPE_BYTES
 
-DTYPES = ("auto", "fp32", "bf16", "int8", "int4", "int4-bf16")
+AUTO: Final = "auto"
+CPU: Final = "cpu"
+SIMULATED: Final = "simulated"
+BACKENDS: Final = (AUTO, CPU, SIMULATED)
+DTYPES: Final = (AUTO, "fp32", "bf16", "int8", "int4", "int4-bf16")
+SIMULATED_DTYPES: Final = (AUTO, *DTYPE_BYTES)  # auto: bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,8 @@ class EngineConfig:
     policy: fcfs, priority or deadline.  queue_tokens: most prompt tokens that wait; max_predicted_ttft: seconds,
     refused above (None: no limit).  check_every: steps between two checks of the laws (0: only when idle).
     shadow: share of the finished requests that run again alone, when idle.
+    backend: what computes the steps (``engine.backends``).  Of the simulated one: device, a name of
+    ``models.devices``; sim_fit, a file of ``engine.step_fit`` (None: times from the account of the device); sim_seed.
     """
 
     model: str = "smollm2"
@@ -42,6 +51,10 @@ class EngineConfig:
     max_predicted_ttft: float | None = None
     check_every: int = 1000
     shadow: float = 0.0
+    backend: str = AUTO
+    device: str | None = None
+    sim_fit: str | None = None
+    sim_seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "token_budget", "block_size", "queue_limit", "step_log"):
@@ -59,10 +72,7 @@ class EngineConfig:
                 where="engine configuration",
                 remedy=f"raise the token budget to at least {self.max_batch} or lower the batch",
             )
-        if self.dtype not in DTYPES:
-            raise UserError(
-                f"dtype {self.dtype!r} is unknown", where="engine configuration", remedy=f"one of {', '.join(DTYPES)}"
-            )
+        self._check_backend()
         if not 0 <= self.watermark < 1:
             raise UserError(f"watermark {self.watermark} is outside 0..1", where="engine configuration")
         if self.policy not in POLICIES:
@@ -79,3 +89,33 @@ class EngineConfig:
             raise UserError(f"check_every is {self.check_every}, but must be at least 0", where="engine configuration")
         if not 0 <= self.shadow <= 1:
             raise UserError(f"shadow {self.shadow} is outside 0..1", where="engine configuration")
+
+    def _check_backend(self) -> None:
+        if self.backend not in BACKENDS:
+            raise UserError(
+                f"backend {self.backend!r} is unknown", where="--backend", remedy=f"one of {', '.join(BACKENDS)}"
+            )
+        simulated = self.backend == SIMULATED
+        dtypes = SIMULATED_DTYPES if simulated else DTYPES
+        if self.dtype not in dtypes:
+            raise UserError(
+                f"dtype {self.dtype!r} is unknown", where="engine configuration", remedy=f"one of {', '.join(dtypes)}"
+            )
+        if simulated and self.device is None:
+            raise UserError("no device is named", where="--device", remedy="name one, for example --device h100")
+        if simulated and self.shadow:
+            raise UserError(
+                "nothing is computed, so nothing can be run again alone", where="--shadow", remedy="leave it out"
+            )
+        if not simulated:
+            for option, given in (
+                ("--device", self.device),
+                ("--sim-fit", self.sim_fit),
+                ("--sim-seed", self.sim_seed),
+            ):
+                if given:
+                    raise UserError(
+                        f"{given} is for a simulated model",
+                        where=option,
+                        remedy="add --backend simulated, or leave it out",
+                    )

@@ -27,11 +27,13 @@ import torch
 from engine.request import Request, SamplingParams
 from engine.scheduler import Slice
 from models.errors import UserError
+from models.store import LoadedModel
 from models.template import ChatTemplate
 from models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from engine.core import Engine, Runner
+    from engine.core import Engine
+    from engine.runner import Runner
 
 log = logging.getLogger("tailspan.faults")
 
@@ -75,6 +77,9 @@ KINDS: Final[dict[str, Kind]] = {
     "cut_stream": Kind("a stream ends early, without finish reason", "streams", 3, "frames of text before", 0),
     "reset_stream": Kind("the connection of a stream is reset", "streams", 3, "frames of text before", 0),
 }
+NEED_LOGITS: Final = (
+    "nan_row", "end_suppressed", "sampling_ignored", "empty_output", "race", "broken_cache",
+)  # fmt: skip
 ON_ENGINE: Final = ("nan_layer", "kv_pool", "queue_limit", "weights", "broken_cache")  # changed between two steps
 
 
@@ -156,6 +161,8 @@ class Faults:
             self._tokenizers[fault.size] = fewer_merges(self._engine.model.folder / "tokenizer.json", fault.size)
         if fault.name in ("weights", "nan_layer") and not hasattr(self._engine.runner, "reweigh"):
             raise UserError("this backend has no weights", where="name")
+        if fault.name in NEED_LOGITS and not self._engine.has_logits:
+            raise UserError("this backend computes nothing that it could spoil", where="name")
         log.warning("set: %s", fault)
         self._draw[fault.name] = random.Random(fault.seed)
         return self._change({**self._active, fault.name: fault}, fault.name)
@@ -186,7 +193,10 @@ class Faults:
         elif name == "broken_cache":
             engine.pool.redirect = self._other_page if fault else None
         else:
-            weights: Mapping[str, torch.Tensor] = engine.model.weights
+            model = engine.model
+            if not isinstance(model, LoadedModel):
+                raise TypeError("a model without weights has none to change")
+            weights: Mapping[str, torch.Tensor] = model.weights
             if "weights" in self._active:
                 weights = Changed(weights, _rounding(int(self._active["weights"].size)))
             if "nan_layer" in self._active:
@@ -285,6 +295,7 @@ class FaultyRunner:
 
     def __init__(self, inner: Runner, faults: Faults) -> None:
         self._inner, self._faults = inner, faults
+        self.name, self.has_logits = inner.name, inner.has_logits
         self.kv_blocks, self.max_context = inner.kv_blocks, inner.max_context
 
     def forward(self, slices: Sequence[Slice]) -> torch.Tensor:

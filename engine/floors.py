@@ -6,12 +6,11 @@ are independent; it costs the engine thread a few microseconds a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypedDict
 
 from engine.request import Request
-from engine.scheduler import Slice
-from models.roofline import StepCost, efficiency, pairs, wall_of
+from engine.step_load import StepLoad
+from models.roofline import StepCost, efficiency, wall_of
 
 
 class StepAccount(TypedDict, total=False):
@@ -30,21 +29,11 @@ class Floors:
     def __init__(self, cost: StepCost | None) -> None:
         self.cost = cost
 
-    def step(self, slices: Sequence[Slice], decodes: int, duration_ns: int) -> StepAccount:
-        """The account of a step.  decodes: how many of its slices are decodes."""
+    def step(self, load: StepLoad, duration_ns: int) -> StepAccount:
+        """The account of a step."""
         if self.cost is None:
             return {}
-        tokens = context = sampled = 0
-        more = 0.0  # pairs beyond one query a slice, for which attended tokens and context are the same
-        for piece in slices:
-            n, held = piece.n, piece.start + piece.n
-            tokens += n
-            context += held
-            if piece.sample:
-                sampled += 1
-            if n > 1:
-                more += pairs(piece.start, n) - held
-        found = self.cost.floor_ns(tokens - decodes, decodes, context, sampled, context + more)
+        found = self.cost.floor_ns(*load)
         return {
             "bytes": found.bytes,
             "flops": found.flops,

@@ -32,6 +32,7 @@ class CpuRunner:
     """``forward(slices)`` -> logits of the rows that sample, [rows, vocabulary] float32."""
 
     name = "cpu"
+    has_logits = True
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         shape = model.shape

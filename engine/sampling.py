@@ -176,13 +176,13 @@ class Shaper:
 
 def uniform(seed: int, position: int, ids: np.ndarray) -> np.ndarray:
     """Numbers in (0, 1), float64, one per token id: a function of its three arguments and nothing else."""
-    base = _mix(np.uint64(seed & _MASK) + _GOLDEN * np.uint64(position + 1))
-    bits = _mix(base + _GOLDEN * (ids.astype(np.uint64) + np.uint64(1)))
+    base = mix64(np.uint64(seed & _MASK) + _GOLDEN * np.uint64(position + 1))
+    bits = mix64(base + _GOLDEN * (ids.astype(np.uint64) + np.uint64(1)))
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
-def _mix(x: np.uint64 | np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele et al., 2014): every input bit reaches every output bit."""
+def mix64(x: np.uint64 | np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele et al., 2014), elementwise: every input bit reaches every output bit."""
     z = np.asarray(x, dtype=np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

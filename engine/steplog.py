@@ -13,7 +13,10 @@ from telemetry.schema import STEPS
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Columns of ``telemetry.schema.STEPS`` without the replica.  bytes .. wall: None where no device is known."""
+    """Columns of ``telemetry.schema.STEPS`` without replica and simulated.
+
+    bytes .. wall: None where no device is known.
+    """
 
     step: int
     start_ns: int
@@ -29,9 +32,14 @@ class StepRecord:
     recomputed_tokens: int
     cached_tokens: int
     context_tokens: int
+    sampled_rows: int
+    attended: int
     kv_used: int
     kv_free: int
     preempted: int
+    preempted_requests: tuple[str, ...]
+    admitted: tuple[str, ...]
+    admitted_cached: tuple[int, ...]
     requests: tuple[str, ...]
     request_tokens: tuple[int, ...]
     bytes: int | None = None
@@ -67,8 +75,9 @@ class StepLog:
             return newer
 
 
-def to_arrow(records: Iterable[StepRecord], replica: str) -> pa.Table:
-    """The records as a table of ``telemetry.schema.STEPS``."""
+def to_arrow(records: Iterable[StepRecord], replica: str, *, simulated: bool) -> pa.Table:
+    """The records as a table of ``telemetry.schema.STEPS``.  simulated: their times are a model's."""
     rows = list(records)
-    columns = {name: [getattr(row, name) for row in rows] for name in STEPS.names if name != "replica"}
-    return pa.table({"replica": [replica] * len(rows), **columns}, schema=STEPS)
+    fixed = {"replica": [replica] * len(rows), "simulated": [simulated] * len(rows)}
+    columns = {name: [getattr(row, name) for row in rows] for name in STEPS.names if name not in fixed}
+    return pa.table({**fixed, **columns}, schema=STEPS)

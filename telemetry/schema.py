@@ -123,10 +123,15 @@ STEPS: Final = pa.schema(
         ("prefill_tokens", pa.int32()),
         ("recomputed_tokens", pa.int32()),
         ("cached_tokens", pa.int32()),
-        ("context_tokens", pa.int64()),  # tokens attended to, summed over rows
+        ("context_tokens", pa.int64()),  # tokens that hold KV after the step, summed over its sequences
+        ("sampled_rows", pa.int32()),  # rows whose logits are wanted
+        ("attended", pa.int64()),  # pairs of a query and a token that it sees
         ("kv_used", pa.int32()),  # blocks
         ("kv_free", pa.int32()),
         ("preempted", pa.int32()),
+        ("preempted_requests", pa.list_(pa.string())),  # that lost their pages at its start
+        ("admitted", pa.list_(pa.string())),  # that came (back) from the queue at its start
+        ("admitted_cached", pa.list_(pa.int32())),  # tokens of each that the prefix cache had
         ("requests", pa.list_(pa.string())),  # server request ids in the batch
         ("request_tokens", pa.list_(pa.int32())),  # tokens of each in this step
         # the account of models.roofline; null where the engine does not know its device
@@ -135,6 +140,7 @@ STEPS: Final = pa.schema(
         ("floor_ns", pa.int64()),  # least duration: max(bytes / bandwidth, FLOPs / peak) + fixed cost
         ("efficiency", pa.float64()),  # floor / duration
         ("wall", pa.string()),  # memory, compute, or overhead: most of the time is beyond the floor
+        ("simulated", pa.bool_()),  # times are those of a model of a device, nothing was computed
     ]
 )
 

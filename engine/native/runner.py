@@ -89,6 +89,7 @@ class NativeRunner:
     """``forward(slices)`` -> logits of the rows that sample, [rows, vocabulary] float32."""
 
     name = "native"
+    has_logits = True
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         shape = model.shape

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import Engine, Runner
+from engine.core import Engine
 from engine.phase_clock import PhaseClock
 from engine.request import Output, Request, SamplingParams
+from engine.runner import Runner
 from engine.runner_cpu import CpuRunner
 from models.store import LoadedModel, load
 from models.tiny import write_tiny

@@ -207,7 +207,7 @@ def test_random_adds_aborts_and_preemptions_keep_the_laws_at_every_step(
     answers = []
     for _ in range(250):
         what = draw.random()
-        if what < 0.3 and len(engine.engine._live) < 12:
+        if what < 0.3 and len(engine.engine.live) < 12:
             prompt = [draw.randrange(3, 6)] * draw.randint(1, 60)
             answers.append(engine.submit(prompt, max_tokens=draw.randint(1, 40), temperature=draw.choice([0.0, 1.0])))
         elif what < 0.4 and answers:

@@ -59,7 +59,7 @@ def test_checks_are_made_every_so_many_steps_and_when_idle(drive: Callable[..., 
     [
         (lambda core: core.ledger.ended("stop"), "are live"),
         (lambda core: core.pool._free.pop(), "not the whole pool"),
-        (lambda core: setattr(core._stats, "step_tokens", 5), "steps computed 5 tokens"),
+        (lambda core: setattr(core.counts, "step_tokens", 5), "steps computed 5 tokens"),
         (lambda core: core.pool._count.__setitem__(3, 1), "reference counts of pages [3]"),
     ],
 )

@@ -1,0 +1,81 @@
+"""How long a step takes when nothing computes it: a base time, and the noise that real steps have.
+
+    time = base(load) * exp(x) + stall
+    x      AR(1) in log time: x' = rho x + sqrt(1 - rho^2) sigma e, shifted so that exp(x) is 1 in the mean
+    stall  now and then (a rate per second of stepping) a pause, exponential with a given mean
+
+The base is the account of a model on a device (``RooflineTime``), or what was measured (``engine.step_fit``).
+What must hold: the same seed and the same steps give the same times; a time is never below one microsecond.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from engine.step_load import StepLoad
+from models.roofline import StepCost
+
+#: Share of the peak that large matrix products reach.  An assumption: reports of model FLOPs utilisation in prefill
+#: on these cards lie between 0.4 and 0.7.
+UTILISATION: Final = 0.6
+SHORTEST_NS: Final = 1_000
+
+
+class BaseTime(Protocol):
+    """A step's time without noise."""
+
+    def seconds(self, load: StepLoad) -> float:
+        """Seconds, above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineTime:
+    """The iron law: bytes / bandwidth + FLOPs / (peak * utilisation) + fixed cost.  Never below the step's floor."""
+
+    cost: StepCost
+    utilisation: float = UTILISATION
+
+    def seconds(self, load: StepLoad) -> float:
+        """Seconds of a step on the device."""
+        return self.cost.iron_law_ns(self.cost.floor_ns(*load), self.utilisation) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """sigma: of log time.  autocorrelation: of one step's log time with the next one's, 0 .. 1.
+
+    stall_rate: stalls per second of stepping.  stall_s: their mean length, seconds.
+    """
+
+    sigma: float = 0.0
+    autocorrelation: float = 0.0
+    stall_rate: float = 0.0
+    stall_s: float = 0.0
+
+
+QUIET: Final = Noise()
+
+
+class StepTimes:
+    """Times of one run of steps; has the state of the noise, so one for each engine."""
+
+    def __init__(self, base: BaseTime, noise: Noise = QUIET, seed: int = 0) -> None:
+        self.base, self.noise = base, noise
+        self._draw = random.Random(seed)
+        self._x = self._draw.gauss(0.0, noise.sigma) if noise.sigma else 0.0
+        self._fresh = math.sqrt(1.0 - noise.autocorrelation**2) * noise.sigma
+        self._shift = 0.5 * noise.sigma**2  # the mean of exp(x) is exp(sigma^2 / 2)
+
+    def next_ns(self, load: StepLoad) -> int:
+        """How long the next step takes (ns)."""
+        seconds = self.base.seconds(load)
+        noise = self.noise
+        if noise.sigma:
+            self._x = noise.autocorrelation * self._x + self._draw.gauss(0.0, self._fresh)
+            seconds *= math.exp(self._x - self._shift)
+        if noise.stall_rate and self._draw.random() < 1.0 - math.exp(-noise.stall_rate * seconds):
+            seconds += self._draw.expovariate(1.0 / noise.stall_s)
+        return max(SHORTEST_NS, round(seconds * 1e9))

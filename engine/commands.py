@@ -6,6 +6,7 @@ Owns the options and what they mean.  Nothing heavy is imported before an option
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -140,3 +141,7 @@ def lower_priority(by: int) -> None:
         raise UserError(f"{by} is outside 0..19", where="--nice", remedy="the server can only lower its own priority")
     if by:
         os.nice(by)
+        if os.getsid(0) == os.getpid():
+            # Linux shares the processor between sessions first (autogroup), and nice counts only within one
+            with suppress(OSError):
+                Path("/proc/self/autogroup").write_text(f"{by}\n", encoding="ascii")

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -223,3 +224,20 @@ def test_priority_is_never_raised() -> None:
         with pytest.raises(UserError):
             lower_priority(by)
     lower_priority(0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the scheduler does not group by session")
+@pytest.mark.parametrize(("own_session", "expected"), [(True, "nice 7"), (False, None)])
+def test_a_lower_priority_counts_beside_other_sessions_too(own_session: bool, expected: str | None) -> None:
+    before = Path("/proc/self/autogroup").read_text().strip()
+    script = (
+        "from pathlib import Path; from engine.commands import lower_priority; lower_priority(7);"
+        "print(Path('/proc/self/autogroup').read_text().strip())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, start_new_session=own_session
+    ).stdout.strip()
+    if expected is None:  # the group is not its own: those in it did not ask for less
+        assert said == before
+    else:
+        assert said.endswith(expected)

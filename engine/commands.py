@@ -17,6 +17,9 @@ from models.errors import UserError
 
 def serve_command(
     model: Annotated[str, typer.Option(help="A known name, a GGUF file or a safetensors folder.")] = "smollm2",
+    backend: Annotated[
+        str, typer.Option(help="auto (triton where there is a GPU, else cpu), cpu, triton, or simulated.")
+    ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on; only this machine by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000,
     replica: Annotated[str | None, typer.Option(help="Name of this server in answers and spans [host:port].")] = None,
@@ -46,6 +49,15 @@ def serve_command(
     policy: Annotated[str, typer.Option(help="Who is served first: fcfs, priority or deadline.")] = "fcfs",
     check_every: Annotated[int, typer.Option(help="Check the laws every so many steps; 0: only when idle.")] = 1000,
     shadow: Annotated[float, typer.Option(help="Share of the answers that is run again alone and compared.")] = 0.0,
+    varying: Annotated[
+        bool, typer.Option("--varying", help="triton: faster tiles and splits; a row's last bits depend on its mates.")
+    ] = False,
+    kv_dtype: Annotated[str, typer.Option(help="triton: auto (as activations) or fp8, half of 16 bits.")] = "auto",
+    speculate: Annotated[
+        int, typer.Option(help="triton: most drafts a step for a greedy request, from its own text; 0: none.")
+    ] = 0,
+    tensor_parallel: Annotated[int, typer.Option(help="triton: GPUs that share the model.")] = 1,
+    no_cuda_graphs: Annotated[bool, typer.Option("--no-cuda-graphs", help="triton: start every kernel anew.")] = False,
     otlp_endpoint: Annotated[
         str, typer.Option(help="OTLP/HTTP collector for spans.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT")
     ] = "http://127.0.0.1:4318",
@@ -96,6 +108,12 @@ def serve_command(
         policy=policy,
         check_every=check_every,
         shadow=shadow,
+        backend=backend,
+        invariant=not varying,
+        kv_dtype=kv_dtype,
+        speculate=speculate,
+        tensor_parallel=tensor_parallel,
+        cuda_graphs=not no_cuda_graphs,
     )
     options = ServeOptions(
         config,

@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting accept accept-demo accept-conformance accept-soak clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-conformance accept-soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -50,6 +50,13 @@ bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,tr
 
 bench-accounting: $(VENV)/.run ## what phases, step log and laws cost in tokens/s, about 5 minutes
 	@$(BIN)/python -m benchmarks.accounting
+
+bench-virtual: $(VENV)/.run ## simulated Llama-3.1-8B on one H100 under ten minutes of the Azure trace, about 5 minutes
+	@$(BIN)/python -m benchmarks.virtual_azure
+
+bench-anchor: $(VENV)/.run ## does the simulated twin predict a real run that it never saw? about 5 minutes
+	@echo "== quiet the machine first"
+	@$(BIN)/python -m benchmarks.anchor
 
 accept: accept-demo accept-conformance accept-soak ## the long checks, one target each; results are kept in docs/accept.md
 

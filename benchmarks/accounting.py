@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine.config import EngineConfig
 from engine.backends import build
+from engine.config import EngineConfig
 from engine.core import Engine
 from engine.logprobs import sampled_rows
 from engine.phase_clock import PhaseClock

@@ -168,7 +168,6 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     trace = manifest.get("trace") or {}
     dropped = trace.get("rows_dropped") or {}
     left_out = ", ".join(f"{reason}: {count}" for reason, count in dropped.items() if count)
-    info = (manifest.get("server") or {}).get("build_info") or {}
     generator = manifest.get("generator") or {}
     rows = [
         ("trace", " · ".join(str(trace[key]) for key in ("name", "source") if trace.get(key))),
@@ -176,7 +175,7 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("left out", left_out),
         ("transforms", "; ".join(map(str, manifest.get("transforms") or ()))),
         ("target", ", ".join(map(str, manifest.get("targets") or ()))),
-        ("server", ", ".join(f"{key} {value}" for key, value in info.items())),
+        ("SIMULATED", str(manifest.get(names.SIMULATED_KEY) or "")),
         ("seeds", ", ".join(f"{key} {value}" for key, value in (manifest.get("seeds") or {}).items())),
         ("sender's CPU", f"{generator['cpu_ratio']:.0%} of a core" if _is_number(generator.get("cpu_ratio")) else ""),
         ("command", str(manifest.get("command") or "")),

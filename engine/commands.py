@@ -16,10 +16,27 @@ from models.errors import UserError
 
 
 def serve_command(
-    model: Annotated[str, typer.Option(help="A known name, a GGUF file or a safetensors folder.")] = "smollm2",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A known name, a GGUF file or a safetensors folder; simulated also: llama-3.1-8b and others."
+        ),
+    ] = "smollm2",
     backend: Annotated[
-        str, typer.Option(help="auto (triton where there is a GPU, else cpu), cpu, triton, or simulated.")
+        str,
+        typer.Option(
+            help="auto (triton where there is a GPU, else cpu), cpu, triton, or simulated: steps take a modelled time, "
+            "nothing is computed."
+        ),
     ] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="What a simulated model runs on: a100, h100, h200, l4, cpu (this machine).")
+    ] = None,
+    sim_fit: Annotated[
+        Path | None,
+        typer.Option(help="Step times fitted to a real engine (python -m engine.step_fit) [the account's]."),
+    ] = None,
+    sim_seed: Annotated[int, typer.Option(help="Of simulated tokens and noise.", min=0)] = 0,
     host: Annotated[str, typer.Option(help="Address to listen on; only this machine by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.", min=0, max=65535)] = 8000,
     replica: Annotated[str | None, typer.Option(help="Name of this server in answers and spans [host:port].")] = None,
@@ -36,7 +53,8 @@ def serve_command(
         typer.Option(
             "--weights",
             "--dtype",
-            help="auto (int4 if that loses nothing, else bf16), fp32, bf16, int8, int4, int4-bf16.",
+            help="auto (int4 if that loses nothing, else bf16), fp32, bf16, int8, int4, int4-bf16; "
+            "simulated: auto (bf16), fp32, fp16, bf16, fp8, int8, int4, q8_0, q4_0, q4_1.",
         ),
     ] = "auto",
     queue_limit: Annotated[int, typer.Option(help="Most requests that wait; one more gets a 429.")] = 1024,
@@ -114,6 +132,9 @@ def serve_command(
         speculate=speculate,
         tensor_parallel=tensor_parallel,
         cuda_graphs=not no_cuda_graphs,
+        device=device,
+        sim_fit=None if sim_fit is None else str(sim_fit),
+        sim_seed=sim_seed,
     )
     options = ServeOptions(
         config,

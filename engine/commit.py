@@ -59,7 +59,6 @@ class Commit:
         samples = iter(zip(tokens, finite, strict=True))
         done: list[tuple[Request, str, str | None, str]] = []
         news: list[tuple[Request, str, int, tuple[TokenLogprob, ...]]] = []
-        decodes = [piece.decode for piece in plan.slices]  # before the tokens move on
         load = load_of(plan.slices)
         for piece in plan.slices:
             request = piece.request
@@ -85,8 +84,8 @@ class Commit:
                 told = self._told(request, token, text) if request.told is not None else ()
                 news.append((request, text, token, told))
         end = engine.now()
-        for piece, decode in zip(plan.slices, decodes, strict=True):
-            self._account(piece, decode=decode, start=start, end=end, number=number, batch=batch)
+        for piece in plan.slices:
+            self._account(piece, start, end, number, batch)
         stats.steps += 1
         stats.step_tokens += load.tokens
         stats.recomputed_tokens += recomputed
@@ -106,7 +105,8 @@ class Commit:
         engine.counts.generation_tokens += 1
         ends = self._ends(params, token)
         if stream is None:  # nobody reads: no bytes, no stop strings
-            return "", STOP if ends else LENGTH if request.generated >= params.max_tokens else None
+            full = len(request.tokens) - len(request.prompt_ids) >= params.max_tokens
+            return "", STOP if ends else LENGTH if full else None
         text = "" if ends else stream.push(engine.model.tokenizer.token_bytes(token))
         if stream.stopped:
             return text, STOP
@@ -127,7 +127,7 @@ class Commit:
         entry = None if self._ends(request.params, token) else request.newest
         return request.told.note(entry, text, request.text.decoded)
 
-    def _account(self, piece: Slice, *, decode: bool, start: int, end: int, number: int, batch: int) -> None:
+    def _account(self, piece: Slice, start: int, end: int, number: int, batch: int) -> None:
         """The step as this request saw it: clock marks and facts."""
         stats, request = self._engine.counts, piece.request
         clock, stall = request.clock, stats.stall_ns
@@ -136,7 +136,7 @@ class Commit:
         facts.steps += 1
         facts.batch_sum += batch
         facts.step_last = number
-        if not decode:
+        if not piece.decode:
             facts.prefill_chunks += 1
             facts.prefill_wait_ns += max(0, start - request.chunk_end_ns - (stall - request.chunk_stall))
             request.chunk_end_ns, request.chunk_stall = end, stall
@@ -178,6 +178,9 @@ class Commit:
                 kv_used=engine.pool.used,
                 kv_free=engine.pool.available,
                 preempted=len(plan.preempted),
+                preempted_requests=tuple([request.id for request in plan.preempted]),
+                admitted=tuple([request.id for request in plan.admitted]),
+                admitted_cached=tuple(plan.admitted_cached),
                 requests=tuple([piece.request.id for piece in plan.slices]),
                 request_tokens=tuple([piece.n for piece in plan.slices]),
                 **engine.floors.step(load, end - start),

@@ -77,6 +77,7 @@ class Engine:
         self.max_context = runner.max_context
         self.end_tokens = frozenset(model.shape.eos_token_ids)
         self.has_logits = runner.has_logits  # False: a runner that only takes the time
+        self.simulated: str | None = getattr(runner, "label", None)  # what is simulated; None: steps are computed
         self.now = now
         self.context = 0  # tokens that the last step attended to
         self.lock = threading.Lock()  # of what ``submit`` reads and the engine thread changes

@@ -26,18 +26,15 @@ from engine.request import Request
 class Slice:
     """Tokens ``start .. start + n`` of a request, computed in one step.
 
-    sample: the last of them is the newest, so a token follows.  decode: that token is not the first.
+    sample: the last of them is the newest, so a token follows.  decode: it is one token alone, and not the first one
+    of its answer, as opposed to (a chunk of) prefill or recompute.
     """
 
     request: Request
     start: int
     n: int
     sample: bool
-
-    @property
-    def decode(self) -> bool:
-        """One new token after an earlier one, as opposed to (a chunk of) prefill or recompute."""
-        return self.n == 1 and self.sample and self.request.generated > 0
+    decode: bool = False
 
     @property
     def all_logits(self) -> bool:
@@ -57,7 +54,12 @@ class Plan:
     slices: list[Slice] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    cached_tokens: int = 0
+    admitted_cached: list[int] = field(default_factory=list)  # tokens of each that the prefix cache had
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the prefix cache spared those who were admitted."""
+        return sum(self.admitted_cached)
 
     @property
     def tokens(self) -> int:
@@ -101,13 +103,13 @@ class Scheduler:
         return plan
 
     def _decodes(self, plan: Plan) -> int:
+        size = self.pool.size
         for request in list(self.running):
-            if (
-                request.state == "running"
-                and len(request.tokens) - request.computed == 1
-                and self._grow(request, 1, plan)
-            ):
-                plan.slices.append(Slice(request, request.computed, 1, True))
+            computed = request.computed
+            if len(request.tokens) - computed != 1 or request.state != "running":
+                continue
+            if computed < len(request.blocks) * size or self._grow(request, 1, plan):  # most have room in their page
+                plan.slices.append(Slice(request, computed, 1, True, computed >= len(request.prompt_ids)))
         self._drop_preempted(plan)
         return len(plan.slices)
 
@@ -134,7 +136,8 @@ class Scheduler:
     @staticmethod
     def _drop_preempted(plan: Plan) -> None:
         """Leave out what lost its pages to an older request after it was picked."""
-        plan.slices = [piece for piece in plan.slices if piece.request.state == "running"]
+        if plan.preempted:
+            plan.slices = [piece for piece in plan.slices if piece.request.state == "running"]
 
     def _admit(self, plan: Plan, budget: int) -> int:
         """Start requests from the head of the queue, never past it; returns the tokens spent."""
@@ -157,8 +160,8 @@ class Scheduler:
             request.computed = len(pages) * self.pool.size
             request.state = "running"
             insort(self.running, request, key=order)
-            plan.cached_tokens += request.computed
             plan.admitted.append(request)
+            plan.admitted_cached.append(request.computed)
             left = len(request.tokens) - request.computed
             n = min(left, _share(budget - spent, behind=self._may_admit))
             taken = self.pool.take(self.pool.pages(request.computed + n) - len(pages))
@@ -166,7 +169,8 @@ class Scheduler:
                 raise RuntimeError("the pool promised pages that it does not have")
             request.blocks.extend(taken)
             promised += need - len(taken)
-            plan.slices.append(Slice(request, request.computed, n, n == left))
+            decode = left == 1 and request.generated > 0  # a cached prefix spared all but its newest token
+            plan.slices.append(Slice(request, request.computed, n, n == left, decode))
             spent += n
         return spent
 

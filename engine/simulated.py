@@ -138,7 +138,7 @@ def open_reference(ref: str) -> Reference:
     own = replace(known.shape, bos_token_id=stand_in.shape.bos_token_id, eos_token_ids=ends)
     if own.vocab < stand_in.shape.vocab:
         raise UserError(
-            f"{own.name} has {own.vocab} tokens, fewer than the tokenizer of {STAND_IN}, which would stand in for its own",
+            f"{own.name} has {own.vocab} tokens, fewer than the tokenizer of {STAND_IN}, which would stand in",
             where="--model",
             remedy="give the folder of the model, which has its tokenizer",
         )

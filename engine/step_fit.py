@@ -20,13 +20,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.step_load import StepLoad
 from engine.step_model import Noise
+from engine.steplog import StepRecord
 from models.errors import UserError
 
 FEATURES: Final = ("step", "tokens_8", "tokens_32", "prefill_tokens", "decode_seqs", "context_tokens", "attended")
@@ -42,8 +43,9 @@ _AGAIN: Final = "make it again: python -m engine.step_fit RUN -o FILE"
 Floats = npt.NDArray[np.float64]
 
 
-class Step(Protocol):
-    """What the fit reads of a record of the step log."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the fit reads of a record of the step log; ``engine.steplog.StepRecord`` has all of it."""
 
     start_ns: int
     end_ns: int
@@ -99,7 +101,7 @@ class StepFit:
             ) from error
 
 
-def fit(steps: Sequence[Step], about: str) -> StepFit:
+def fit(steps: Sequence[Step | StepRecord], about: str) -> StepFit:
     """Fit a step log.  Raises UserError when it is too short or says nothing of what the steps did."""
     if len(steps) < LEAST_STEPS:
         raise UserError(
@@ -213,7 +215,9 @@ def load(path: Path) -> StepFit:
     try:
         body = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=where, remedy="give the path of a step fit") from error
+        raise UserError(
+            f"cannot be read: {error.strerror}", where=where, remedy="give the path of a step fit"
+        ) from error
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=where, remedy=_AGAIN) from error
     if not isinstance(body, dict) or body.get("kind") != KIND:
@@ -256,23 +260,15 @@ def _part(body: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 def _number(body: dict[str, Any], key: str, where: str, most: float = math.inf) -> float:
     value = body.get(key)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= most:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or not 0 <= value <= most
+    ):
         wanted = "at least 0" if most == math.inf else f"between 0 and {most:g}"
         raise UserError(f"{key} is {value!r}, but must be a number {wanted}", where=where, remedy=_AGAIN)
     return float(value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    start_ns: int
-    end_ns: int
-    gap_ns: int
-    prefill_tokens: int
-    decode_seqs: int
-    context_tokens: int
-    sampled_rows: int
-    attended: int
 
 
 def of_run(reference: str) -> StepFit:
@@ -280,15 +276,17 @@ def of_run(reference: str) -> StepFit:
     from telemetry.bundle import Bundle
 
     bundle = Bundle.open(reference)
-    table = bundle.table("steps", [*_Row.__dataclass_fields__, "simulated"])
+    table = bundle.table("steps", [*Step.__dataclass_fields__, "simulated"])
     rows = table.to_pylist()
     if any(row["simulated"] for row in rows):
         raise UserError("its steps were simulated themselves", where=str(bundle.path), remedy="use a real engine's run")
     if any(row["attended"] is None for row in rows):
         raise UserError(
-            "its step log lacks attended pairs: an older version wrote it", where=str(bundle.path), remedy="run it again"
+            "its step log lacks attended pairs: an older version wrote it",
+            where=str(bundle.path),
+            remedy="run it again",
         )
-    return fit([_Row(**{key: row[key] for key in _Row.__dataclass_fields__}) for row in rows], bundle.run_id)
+    return fit([Step(**{key: row[key] for key in Step.__dataclass_fields__}) for row in rows], bundle.run_id)
 
 
 def main() -> int:

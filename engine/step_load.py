@@ -33,16 +33,14 @@ class StepLoad(NamedTuple):
 
 
 def load_of(slices: Sequence[Slice]) -> StepLoad:
-    """Count a plan, before its tokens move on."""
+    """Count a plan."""
     tokens = decodes = context = sampled = more = 0
     for piece in slices:
         n = piece.n
         tokens += n
         context += piece.start + n
-        if piece.sample:
-            sampled += 1
-            if n == 1 and piece.decode:
-                decodes += 1
+        sampled += piece.sample
+        decodes += piece.decode
         if n > 1:  # n queries see start + 1 .. start + n tokens; one query sees the context
             more += (n - 1) * piece.start + n * (n + 1) // 2 - n
     return StepLoad(tokens - decodes, decodes, context, sampled, context + more)

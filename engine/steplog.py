@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Columns of ``telemetry.schema.STEPS`` without replica and simulated.  bytes .. wall: None where no device is known."""
+    """Columns of ``telemetry.schema.STEPS`` without replica and simulated.
+
+    bytes .. wall: None where no device is known.
+    """
 
     step: int
     start_ns: int
@@ -34,6 +37,9 @@ class StepRecord:
     kv_used: int
     kv_free: int
     preempted: int
+    preempted_requests: tuple[str, ...]
+    admitted: tuple[str, ...]
+    admitted_cached: tuple[int, ...]
     requests: tuple[str, ...]
     request_tokens: tuple[int, ...]
     bytes: int | None = None

@@ -99,7 +99,7 @@ class Tally:
                 f"phases (mean): {phases}",
                 f"steps: {steps.count}, mean {1e3 * steps.mean_s:.2f} ms, p99 {1e3 * steps.p99_s:.2f} ms, "
                 f"batch {steps.batch:.1f}, prefill {steps.prefill_tokens:.0f} tokens",
-                f"floors: step {1e3 * steps.floor_s:.2f} ms (efficiency {steps.efficiency:.0%}; time bound by {walls}), "
+                f"floors: step {1e3 * steps.floor_s:.2f} ms (efficiency {steps.efficiency:.0%}; bound by {walls}), "
                 f"request alone: TTFT {1e3 * self.floor_ttft_s:.1f} ms, TPOT {1e3 * self.floor_tpot_s:.2f} ms",
                 f"KV pool: mean {self.kv_mean:.1%}, peak {self.kv_peak:.1%}",
                 f"Little, queue: L = {self.queue.residents:.3f}, lambda W = {self.queue.rate_times_stay:.3f} "
@@ -110,9 +110,7 @@ class Tally:
         )
 
 
-def tally(
-    lives: Sequence[Life], records: Sequence[StepRecord], kv_total: int, start_ns: int, end_ns: int
-) -> Tally:
+def tally(lives: Sequence[Life], records: Sequence[StepRecord], kv_total: int, start_ns: int, end_ns: int) -> Tally:
     """Count a run between two moments of its clock.
 
     Raises ValueError when nothing happened in between, or when the step log no longer has its first step there.
@@ -168,9 +166,7 @@ def _latencies(answered: Sequence[tuple[Life, PhaseClock]]) -> dict[str, tuple[f
     return found
 
 
-def _residence(
-    lives: Sequence[Life], records: Sequence[StepRecord], start_ns: int, end_ns: int
-) -> tuple[float, float]:
+def _residence(lives: Sequence[Life], records: Sequence[StepRecord], start_ns: int, end_ns: int) -> tuple[float, float]:
     """Request-seconds in the queue and in the system inside the window, from arrivals and the step log alone."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}

@@ -69,7 +69,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Life:
-    """What is kept of a request that is over (or was refused: then ``reason`` is the refusal's, and it has no clock)."""
+    """What is kept of a request that is over; of a refused one ``reason`` is the refusal's, and it has no clock."""
 
     id: str
     arrived_ns: int

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from telemetry import names
+
 TIMEOUT_S: Final = 3.0
 LIMIT: Final = 4 << 20  # bytes of an answer
 
@@ -21,7 +23,10 @@ _opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one target said of itself.  max_context: tokens of prompt and answer; None: it did not say."""
+    """What one target said of itself.  max_context: tokens of prompt and answer; None: it did not say.
+
+    simulated: what it simulates instead of computing; None: it computes, or does not say.
+    """
 
     url: str
     reachable: bool
@@ -29,6 +34,7 @@ class Target:
     models: tuple[str, ...]
     max_context: int | None
     detail: str
+    simulated: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "models": list(self.models)}
@@ -51,7 +57,7 @@ def look(url: str, headers: Mapping[str, str]) -> Target:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         return Target(url, False, None, (), None, f"no answer ({reason})")
-    models, context = _models(body) if status == 200 else ((), None)
+    models, context, simulated = _models(body) if status == 200 else ((), None, None)
     detail = f"answers {status} to /v1/models" if status != 200 else f"serves {', '.join(models) or 'no named model'}"
     try:
         ready: bool | None = {200: True, 503: False}.get(get(f"{url}/health/ready", headers)[0])
@@ -59,15 +65,18 @@ def look(url: str, headers: Mapping[str, str]) -> Target:
         ready = None
     if ready is False:
         detail += ", not ready yet"
-    return Target(url, True, ready, models, context, detail)
+    if simulated is not None:
+        detail += f" (SIMULATED: {simulated})"
+    return Target(url, True, ready, models, context, detail, simulated)
 
 
-def _models(body: bytes) -> tuple[tuple[str, ...], int | None]:
-    """Model ids of an OpenAI model list, and the smallest max_model_len among them (vLLM's extension)."""
+def _models(body: bytes) -> tuple[tuple[str, ...], int | None, str | None]:
+    """Model ids of a model list, the smallest max_model_len among them (vLLM's extension), what is simulated (ours)."""
     try:
         entries = [entry for entry in json.loads(body)["data"] if isinstance(entry, dict)]
     except (ValueError, KeyError, TypeError):
-        return (), None
+        return (), None, None
     ids = tuple(entry["id"] for entry in entries if isinstance(entry.get("id"), str))
     limits = [entry["max_model_len"] for entry in entries if isinstance(entry.get("max_model_len"), int)]
-    return ids, min(limits, default=None)
+    labels = [entry[names.SIMULATED_KEY] for entry in entries if isinstance(entry.get(names.SIMULATED_KEY), str)]
+    return ids, min(limits, default=None), labels[0] if labels else None

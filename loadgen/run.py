@@ -269,6 +269,7 @@ def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
         "sampling_ratio": plan.sampling_ratio,
         "targets": list(plan.targets),
         "server": {server.url: server.to_dict() for server in prepared.servers},
+        names.SIMULATED_KEY: next((one.simulated for one in prepared.servers if one.simulated is not None), None),
         "open_loop": plan.max_concurrency is None,
     }
 

@@ -32,6 +32,8 @@ PHASES_HEADER: Final = "x-tailspan-phases"  # request header: "1" asks the engin
 PHASES_EVENT: Final = "tailspan.phases"  # SSE event name that carries it, just before [DONE]
 PHASES_KEY: Final = "tailspan"  # JSON key that holds the account in the event and in plain answers
 REPLICA_HEADER: Final = "x-tailspan-replica"  # response header: which replica answered
+SIMULATED_HEADER: Final = "x-tailspan-simulated"  # response header: nothing was computed, times are of this model
+SIMULATED_KEY: Final = "simulated"  # the same in the model list, in /health and in a bundle's manifest
 REQUEST_ID_HEADER: Final = "x-request-id"
 DEADLINE_HEADER: Final = "x-tailspan-deadline-ms"  # request header: ms after its head within which it is wanted
 
@@ -155,6 +157,7 @@ EVENT_GAP: Final = "decode.gap"  # on decode: a silence far beyond the median
 ATTR_EVENT_STEP: Final = "tailspan.step"
 ATTR_EVENT_GAP: Final = "tailspan.gap_ns"
 ATTR_SEMCONV: Final = "tailspan.semconv"  # on the resource: SEMCONV_VERSION
+ATTR_SIMULATED: Final = "tailspan.simulated"  # on every span of an engine that computes nothing: what is simulated
 ATTR_REPLICA: Final = "tailspan.replica"
 ATTR_CONNECTION_REUSED: Final = "tailspan.connection.reused"
 

@@ -129,6 +129,9 @@ STEPS: Final = pa.schema(
         ("kv_used", pa.int32()),  # blocks
         ("kv_free", pa.int32()),
         ("preempted", pa.int32()),
+        ("preempted_requests", pa.list_(pa.string())),  # that lost their pages at its start
+        ("admitted", pa.list_(pa.string())),  # that came (back) from the queue at its start
+        ("admitted_cached", pa.list_(pa.int32())),  # tokens of each that the prefix cache had
         ("requests", pa.list_(pa.string())),  # server request ids in the batch
         ("request_tokens", pa.list_(pa.int32())),  # tokens of each in this step
         # the account of models.roofline; null where the engine does not know its device

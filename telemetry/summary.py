@@ -82,6 +82,7 @@ class Summary:
     status: str
     created_unix_ns: int
     trace: str
+    simulated: str | None  # what the server simulated instead of computing
     slo: str
     validity: validity.Validity
     sentence: str
@@ -123,6 +124,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
     held = judged > 0 and all(one.holds for one in objectives)
     growth = growth_through_run(answered)
     overload = _overload(growth)
+    simulated = bundle.manifest.get(names.SIMULATED_KEY)
     reasons = outcomes.reasons(verdicts)
     return Summary(
         run_id=bundle.run_id,
@@ -130,9 +132,11 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         status=bundle.status,
         created_unix_ns=int(bundle.manifest.get("created_unix_ns", 0)),
         trace=str((bundle.manifest.get("trace") or {}).get("name", "")),
+        simulated=simulated,
         slo=slo.name,
         validity=run,
-        sentence=_sentence(held, objectives, labels, reasons, judged, _blame(answered, verdicts)),
+        sentence=_sentence(held, objectives, labels, reasons, judged, _blame(answered, verdicts))
+        + ("" if simulated is None else f" [SIMULATED: {simulated}]"),
         held=held,
         exit_code=_exit_code(bundle.status, run, held),
         attempted=attempted,

@@ -28,6 +28,8 @@ log = logging.getLogger("tailspan.server")
 def json_headers(service: Service, request_id: str | None = None, error: ApiError | None = None) -> dict[str, str]:
     """Headers of every answer."""
     headers = {names.REPLICA_HEADER: service.replica}
+    if service.simulated is not None:
+        headers[names.SIMULATED_HEADER] = service.simulated
     if request_id is not None:
         headers[names.REQUEST_ID_HEADER] = request_id
     if error is not None and error.retry_after is not None:

@@ -24,6 +24,7 @@ from engine.server.openai_api import ApiError, bad, parse_detokenize, parse_json
 from engine.server.openapi import describe
 from engine.server.responses import dumps
 from engine.server.service import SERVICE, Service, State, unavailable
+from telemetry import names
 
 log = logging.getLogger("tailspan.server")
 
@@ -89,6 +90,11 @@ def _json(service: Service, body: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=dumps(body), content_type="application/json", headers=json_headers(service))
 
 
+def _label(service: Service) -> dict[str, object]:
+    """What a simulated model says beside everything; of a real one nothing."""
+    return {names.SIMULATED_KEY: service.simulated} if service.simulated is not None else {}
+
+
 def _model_card(service: Service) -> dict[str, object]:
     engine = service.engine
     return {
@@ -97,6 +103,7 @@ def _model_card(service: Service) -> dict[str, object]:
         "created": service.started_unix,
         "owned_by": "tailspan",
         "max_model_len": engine.max_context,
+        **_label(service),
     }
 
 
@@ -155,7 +162,7 @@ async def openapi(request: web.Request) -> web.Response:
 async def live(request: web.Request) -> web.Response:
     """GET /health/live: the process runs and its event loop turns."""
     service = request.app[SERVICE]
-    return _json(service, {"status": "live", "state": service.state})
+    return _json(service, {"status": "live", "state": service.state, **_label(service)})
 
 
 async def ready(request: web.Request) -> web.Response:
@@ -163,7 +170,7 @@ async def ready(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     if service.state is not State.READY:
         raise unavailable(service.state)
-    return _json(service, {"status": "ready", "model": service.engine.model.name})
+    return _json(service, {"status": "ready", "model": service.engine.model.name, **_label(service)})
 
 
 async def metrics(request: web.Request) -> web.Response:

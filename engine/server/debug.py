@@ -27,7 +27,7 @@ async def steps(request: web.Request) -> web.Response:
         after = int(text)
     except ValueError as error:
         raise bad(f"'after' is {text[:80]!r}; it must be a step number.", "after") from error
-    table = to_arrow(service.engine.steps.since(after), service.replica)
+    table = to_arrow(service.engine.steps.since(after), service.replica, simulated=service.simulated is not None)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

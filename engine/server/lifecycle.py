@@ -71,6 +71,7 @@ class Server:
         self._service: Service | None = None
         self._runner: _Runner | None = None
         self._provider: SpanProvider | None = None
+        self._tracer: RequestTracer | None = None
         self._engine: Engine | None = None
         self._metrics: Metrics | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -96,8 +97,8 @@ class Server:
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"http://{host}:{port}"
         replica = options.replica or f"{host}:{port}"
-        tracer = self._tracer(options, replica, port) if options.otlp_endpoint else None
-        self._service = Service(asyncio.get_running_loop(), replica, options.limits, tracer)
+        self._tracer = self._make_tracer(options, replica, port) if options.otlp_endpoint else None
+        self._service = Service(asyncio.get_running_loop(), replica, options.limits, self._tracer)
         if options.api_key is not None:
             self._service.lock(options.api_key)
         self._runner = _Runner(
@@ -109,7 +110,7 @@ class Server:
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket, backlog=1024).start()
 
-    def _tracer(self, options: ServeOptions, replica: str, port: int) -> RequestTracer:
+    def _make_tracer(self, options: ServeOptions, replica: str, port: int) -> RequestTracer:
         from telemetry.spans import tracer_provider
 
         attributes = {"service.instance.id": replica, names.ATTR_SEMCONV: names.SEMCONV_VERSION}
@@ -126,7 +127,10 @@ class Server:
         """Load the model, warm the engine up, start it; then ready.  Raises UserError."""
         engine = await _on_thread(partial(load_engine, self.options.config), "load")
         grammars = Grammars(engine.model.tokenizer, engine.model.shape)
-        await _on_thread(grammars.prepare, "grammars")
+        if engine.has_logits:  # what computes nothing refuses grammars
+            await _on_thread(grammars.prepare, "grammars")
+        if engine.simulated is not None and self._tracer is not None:
+            self._tracer.label({names.ATTR_SIMULATED: engine.simulated})
         provider, books = self._provider, self.service.books
         dropped = lambda: provider.dropped if provider else 0  # noqa: E731
         metrics = Metrics(engine, self.service.replica, package_version(), dropped, books)
@@ -149,6 +153,8 @@ class Server:
         threads = getattr(engine.runner, "threads", 0)
         kv = engine.pool.total * engine.pool.size
         what = f"{dtype}, {threads} threads, context {engine.max_context}, KV for {kv} tokens"
+        if engine.simulated is not None:
+            what = f"SIMULATED: {engine.simulated}; context {engine.max_context}, KV for {kv} tokens"
         return f"serving {engine.model.name} ({what}) at {self.url}"
 
     async def drain(self, hurry: asyncio.Event) -> None:

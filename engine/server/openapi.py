@@ -189,6 +189,9 @@ def _answer(kind: str, choice: Schema, more: Schema) -> Schema:
     return _object({**head, "choices": choices, "usage": _USAGE, "tailspan": account, **more}, required)
 
 
+_SIMULATED: Final[Schema] = {
+    "simulated": {**_STRING, "description": "Only where nothing is computed: what is simulated."}
+}
 _MODEL: Final = _object(
     {
         "id": _STRING,
@@ -196,6 +199,7 @@ _MODEL: Final = _object(
         "created": _COUNT,
         "owned_by": _STRING,
         "max_model_len": _COUNT,
+        **_SIMULATED,
     },
     ("id", "object", "created", "owned_by", "max_model_len"),
 )
@@ -227,7 +231,7 @@ _SCHEMAS: Final[Schema] = {
     "Models": _object(
         {"object": {"const": "list"}, "data": {"type": "array", "items": _ref("Model")}}, ("object", "data")
     ),
-    "State": _object({"status": _STRING, "state": _STRING, "model": _STRING}, ("status",)),
+    "State": _object({"status": _STRING, "state": _STRING, "model": _STRING, **_SIMULATED}, ("status",)),
     "Invariants": _object({"ok": {"type": "boolean"}}, ("ok",), closed=False),
     "Error": _object(
         {"error": _object(_ERROR_FIELDS, tuple(_ERROR_FIELDS)), "tailspan": {"type": "object"}}, ("error",)

@@ -102,6 +102,11 @@ class Service:
         return self._engine
 
     @property
+    def simulated(self) -> str | None:
+        """What is simulated; None while nothing is loaded, or when steps are computed."""
+        return self._engine.simulated if self._engine is not None else None
+
+    @property
     def grammars(self) -> Grammars:
         """Grammars of its model.  Raises ApiError 503 while there is none."""
         if self._grammars is None:
@@ -123,9 +128,9 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's system_fingerprint: which weights, tokenizer and template answer."""
-        shas = self.engine.model.shas
-        return "fp_" + "".join(shas.get(part, "")[:4] for part in ("model", "tokenizer", "template"))
+        """OpenAI's system_fingerprint: which weights, tokenizer and template answer, or that nothing was computed."""
+        shas, kind = self.engine.model.shas, "fp_" if self.engine.simulated is None else "simulated_"
+        return kind + "".join(shas.get(part, "")[:4] for part in ("model", "tokenizer", "template"))
 
     def open(self, head_ns: int, headers: Mapping[str, str], *, chat: bool) -> Exchange:
         """Begin an exchange: it has a span and a place in the books from here on."""

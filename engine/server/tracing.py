@@ -47,6 +47,7 @@ class RequestTracer:
 
     def __init__(self, tracer: Tracer, fixed: Mapping[str, AttributeValue]) -> None:
         self._tracer, self._fixed = tracer, dict(fixed)
+        self._label: dict[str, AttributeValue] = {}
         self._anchor = anchor_ns()
 
     def open(self, head_ns: int, headers: Mapping[str, str], *, chat: bool) -> Span:
@@ -60,6 +61,11 @@ class RequestTracer:
             attributes={**self._fixed, names.ATTR_OPERATION: operation},
             start_time=self._anchor + head_ns,
         )
+
+    def label(self, attributes: Mapping[str, AttributeValue]) -> None:
+        """From now on every span of this engine carries these too, children included."""
+        self._fixed.update(attributes)
+        self._label = dict(attributes)
 
     def close(
         self,
@@ -97,6 +103,7 @@ class RequestTracer:
                 context=context,
                 start_time=self._anchor + tile.start_ns,
                 attributes={
+                    **self._label,
                     names.ATTR_PHASE_DURATION: tile.end_ns - tile.start_ns - tile.stall_ns,
                     names.ATTR_PHASE_STALL: tile.stall_ns,
                 },

@@ -126,7 +126,7 @@ def test_predictions_come_true_on_a_machine_that_is_as_modelled(drive: Callable[
         now[0] += int(1e9 * seconds(sum(piece.n for piece in slices), len(slices), context))
         return forward(slices)
 
-    core._now, core.runner.forward = lambda: now[0], timed
+    core.now, core.runner.forward = lambda: now[0], timed
     draw = random.Random(3)
     errors = []
     for turn in range(40):

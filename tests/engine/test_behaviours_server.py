@@ -54,7 +54,7 @@ def check_balance(text: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["requests", "tokens"])
-def test_20_a_full_queue_refuses_at_once_and_the_counters_balance(limit: str) -> None:
+def test_behaviour_20_a_full_queue_refuses_at_once_and_the_counters_balance(limit: str) -> None:
     async def go() -> None:
         n, prompt = 6, 18
         bound = {"queue_limit": n} if limit == "requests" else {"queue_tokens": n * prompt}
@@ -96,7 +96,7 @@ def test_20_a_full_queue_refuses_at_once_and_the_counters_balance(limit: str) ->
     asyncio.run(go())
 
 
-def test_20_a_first_token_that_would_come_too_late_is_a_503() -> None:
+def test_a_first_token_that_would_come_too_late_is_a_503() -> None:
     async def go() -> None:
         async with serving(max_batch=1, max_predicted_ttft=0.5) as server, client(server) as http:
             engine = server.service.engine
@@ -130,7 +130,7 @@ def test_20_a_first_token_that_would_come_too_late_is_a_503() -> None:
     asyncio.run(go())
 
 
-def test_21_a_drain_refuses_new_requests_at_once_and_lets_the_others_end() -> None:
+def test_behaviour_21_a_drain_refuses_new_requests_at_once_and_lets_the_others_end() -> None:
     async def go() -> None:
         async with serving(limits=Limits(drain_s=60)) as server, client(server) as http:
             gate = Gate(server)
@@ -166,7 +166,7 @@ def roots(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
     return [span for span in exporter.get_finished_spans() if span.name == names.SERVER_SPAN]
 
 
-def test_22_one_root_span_for_a_request_of_any_outcome() -> None:
+def test_behaviour_22_one_root_span_for_a_request_of_any_outcome() -> None:
     async def go() -> None:
         limits = Limits(body=4096, drain_s=60)
         config: dict[str, Any] = {"max_batch": 1, "queue_limit": 1, "max_context": 256, "kv_blocks": 8}
@@ -235,7 +235,7 @@ def test_22_one_root_span_for_a_request_of_any_outcome() -> None:
     asyncio.run(go())
 
 
-def test_23_a_slow_reader_blocks_nobody_and_is_dropped_when_too_much_waits(tmp_path: Path) -> None:
+def test_behaviour_23_a_slow_reader_blocks_nobody_and_is_dropped_when_too_much_waits(tmp_path: Path) -> None:
     async def go() -> None:
         name = "t" * 150  # stands in every frame: fewer tokens fill the buffers
         folder = write_tiny(tmp_path / name)

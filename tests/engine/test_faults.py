@@ -193,7 +193,7 @@ def test_nan_layer_breaks_every_answer_until_it_is_taken_back() -> None:
 @pytest.mark.parametrize("torch_forward", [False, True], ids=["native", "torch"])
 def test_weights_at_other_precisions(torch_forward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch_forward:
-        monkeypatch.setattr("engine.core.fits", lambda *_: "asked for by a test")
+        monkeypatch.setattr("engine.native.runner.fits", lambda *_: "asked for by a test")
 
     async def go(it: Broken) -> None:
         want = await it.text(max_tokens=40)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
 from engine.backends import build
+from engine.config import EngineConfig
 from engine.native import build as native_build
 from engine.native.panels import pack
 from engine.native.runner import NativeRunner, fits

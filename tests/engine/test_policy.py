@@ -82,7 +82,7 @@ def test_the_greatest_rank_loses_its_pages(drive: Callable[..., HandDriven], pol
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_19_a_long_prompt_neither_starves_nor_stalls(policy: str) -> None:
+def test_behaviour_19_a_long_prompt_neither_starves_nor_stalls(policy: str) -> None:
     """A 600-page prompt, then one of 10 tokens, under an endless stream of short ones and beside a decode."""
     budget = 64
     engine = HandDriven(load(str(tiny_folder())), kv_blocks=700, block_size=2, token_budget=budget, policy=policy)

@@ -342,8 +342,7 @@ def test_json_that_cannot_be_had_is_refused_by_name() -> None:
 
 def test_a_simulated_model_refuses_what_needs_logits() -> None:
     async def go() -> None:
-        async with serving() as server, client(server) as http:
-            server.service.engine.has_logits = False
+        async with serving(backend="simulated", device="H100") as server, client(server) as http:
             cases = {
                 "logprobs": {"logprobs": True},
                 "prompt_logprobs": {"prompt_logprobs": 1},

@@ -350,6 +350,26 @@ def test_the_real_engine_is_replayed_with_phases_steps_and_spans(place: Place, m
         engine.communicate(timeout=WAIT_S)
 
 
+def test_a_simulated_server_is_named_as_such_from_terminal_to_bundle(place: Place, model: Path) -> None:
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    words = ["--model", str(model), "--port", str(port), "--backend", "simulated", "--device", "h100", "--no-spans"]
+    engine = place.start("", *words, command="serve")
+    try:
+        wait_for(lambda: answers(f"{url}/health/ready"), "engine")
+        code, out, err = place.run(url)
+    finally:
+        engine.send_signal(signal.SIGINT)
+        said, _log = engine.communicate(timeout=WAIT_S)
+    assert code in (0, names.EXIT_SLO_BROKEN, names.EXIT_RUN_NOT_VALID), err
+    label = f"{model.name} bf16 on H100, step times: iron law"
+    assert f"SIMULATED: {label}" in said
+    shown = " ".join((out + err).split())  # long lines are wrapped
+    assert shown.count(f"SIMULATED: {label}") == 2  # what was found before the run, and beside the verdict
+    bundle = place.bundle()
+    assert bundle.manifest["simulated"] == bundle.manifest["server"][url]["simulated"] == label
+    assert set(bundle.table("steps").column("simulated").to_pylist()) == {True}
+
+
 def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as answer_:

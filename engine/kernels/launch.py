@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -72,18 +73,33 @@ class Profile:
 compile_seconds: dict[str, float] = defaultdict(float)
 _started: set[tuple[object, ...]] = set()
 _recorded: list[Launch] | None = None
+_architecture: int | None = None  # that launches are recorded for
 _profile: Profile | None = None
 
 
 @contextmanager
-def recording() -> Iterator[list[Launch]]:
-    """Nothing runs inside; what would have run is in the list."""
-    global _recorded
-    before, _recorded = _recorded, []
+def recording(architecture: int) -> Iterator[list[Launch]]:
+    """Nothing runs inside; what would have run on sm_``architecture`` is in the list."""
+    global _recorded, _architecture
+    before = _recorded, _architecture
+    _recorded, _architecture = [], architecture
     try:
         yield _recorded
     finally:
-        _recorded = before
+        _recorded, _architecture = before
+
+
+@cache
+def _here() -> int:
+    if not torch.cuda.is_available():
+        return 90  # the interpreter takes the tiles of the GPU that matters most
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def architecture() -> int:
+    """80 for sm_80 and so on: what tilings are chosen for."""
+    return _here() if _architecture is None else _architecture
 
 
 @contextmanager

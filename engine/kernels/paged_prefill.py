@@ -11,8 +11,8 @@ A chunk's own K and V are in the cache already, so prefix and chunk are read in 
 Tiling: the G = H / K query heads that share a KV head are packed into rows, row r = token r // G, head r % G, so that
 K and V are read once for all of them and 3 heads a KV head waste nothing.  A program takes BLOCK_M packed rows and
 walks over the columns BLOCK_N at a time from the first page on, in that order whatever the chunk: columns that every
-row sees without a mask, then those around the diagonal with it.  BLOCK_N = 64 is four pages of 16.  A row's sums
-therefore depend on its own position alone: masked columns add exact zeros.  Softmax is online (Milakov & Gimelshein,
+row sees without a mask, then those around the diagonal with it.  BLOCK_N = 64 (``block_n``) is four pages of 16.
+A row's sums therefore depend on its own position alone: masked columns add exact zeros.  Softmax is online (Milakov & Gimelshein,
 arXiv 1805.02867; FlashAttention, arXiv 2205.14135), in powers of two, fp32.
 
 Moves per chunk of n tokens at context c, each KV head: (c + n) D of K and V for every tile of BLOCK_M / G tokens (from
@@ -27,10 +27,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.launch import launch, product_type
+from engine.kernels.launch import architecture, launch, product_type
 
 LOG2E = 1.4426950408889634
-BLOCK_N = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +125,13 @@ def _paged_prefill(
     tl.store(out + at * out_stride + within, result.to(out.dtype.element_ty), mask=alive)
 
 
+def block_n(head: int) -> int:
+    """Columns at a time: 64, but 32 for wide heads before sm_90, where the registers would not do."""
+    return 32 if head > 64 and architecture() < 90 else 64
+
+
 def prefill_block_m(rows: int, *, invariant: bool) -> int:
-    """Packed rows a program: 128, always where rows must be invariant; else 64 for short chunks, which need programs."""
+    """Packed rows a program: 128, always where rows must be invariant; else 64 for short chunks: more programs."""
     return 128 if invariant or rows > 1024 else 64
 
 
@@ -174,7 +178,7 @@ def paged_prefill(
         HEAD=head,
         PAGE=page,
         BLOCK_M=block_m,
-        BLOCK_N=BLOCK_N,
+        BLOCK_N=block_n(head),
         PRODUCT=product_type(q.dtype),
         warps=4 if block_m == 64 else 8,
         stages=2,

@@ -6,6 +6,7 @@ happen here, before any test of this folder; then the variable is as it was, and
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -18,7 +19,7 @@ _before = os.environ.get("TRITON_INTERPRET")
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 try:
-    import triton.experimental.gluon  # imported by the first launch otherwise, and it looks at the variable too
+    importlib.import_module("triton.experimental.gluon")  # looks at it too; the first launch would import it
 
     import engine.kernels.gemm_quant
     import engine.kernels.gemm_small_m
@@ -43,7 +44,7 @@ def ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products whose elements are summed one k after the other.
 
     The interpreter multiplies through BLAS, where a row's last bits depend on its place in the matrix; on tensor cores
-    every row of a tile is made alike.  With this, what is left to differ between two launches is the kernels' own doing.
+    every row of a tile is made alike.  With this, what still differs between two launches is the kernels' own doing.
     """
     from triton.runtime import interpreter
 

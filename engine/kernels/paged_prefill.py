@@ -12,8 +12,8 @@ Tiling: the G = H / K query heads that share a KV head are packed into rows, row
 K and V are read once for all of them and 3 heads a KV head waste nothing.  A program takes BLOCK_M packed rows and
 walks over the columns BLOCK_N at a time from the first page on, in that order whatever the chunk: columns that every
 row sees without a mask, then those around the diagonal with it.  BLOCK_N = 64 (``block_n``) is four pages of 16.
-A row's sums therefore depend on its own position alone: masked columns add exact zeros.  Softmax is online (Milakov & Gimelshein,
-arXiv 1805.02867; FlashAttention, arXiv 2205.14135), in powers of two, fp32.
+A row's sums therefore depend on its own position alone: masked columns add exact zeros.  Softmax is online (Milakov &
+Gimelshein, arXiv 1805.02867; FlashAttention, arXiv 2205.14135), in powers of two, fp32.
 
 Moves per chunk of n tokens at context c, each KV head: (c + n) D of K and V for every tile of BLOCK_M / G tokens (from
 L2 where the tiles run together); 4 H D (n c + n^2 / 2) FLOPs: bound by compute from a few hundred tokens on.

@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-overload accept-conformance accept-soak clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-overload accept-conformance accept-soak accept-mutations kernels-table clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -58,7 +58,10 @@ bench-anchor: $(VENV)/.run ## does the simulated twin predict a real run that it
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.anchor
 
-accept: accept-demo accept-overload accept-conformance accept-soak ## the long checks, one target each; results are kept in docs/accept.md
+kernels-table: $(VENV)/.run ## compile every kernel for three architectures, write docs/kernels.json; minutes
+	@$(BIN)/python -m engine.kernel_table --write docs/kernels.json
+
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -74,6 +77,9 @@ accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE
 SOAK ?= 30
 accept-soak: $(VENV)/.run ## SOAK (30) minutes at 1.5x capacity with clients that go, then idle: laws exact, memory level
 	@$(BIN)/python -m benchmarks.soak --minutes $(SOAK)
+
+accept-mutations: $(VENV)/.run ## deliberate faults in the kernels, each of which a test must see; minutes
+	@$(BIN)/python -m tests.kernels.mutations
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -1,7 +1,8 @@
 """Which runner computes the steps: the one place where a backend is chosen and an engine built on it.
 
-    auto        cpu
+    auto        triton where a GPU is visible, else cpu
     cpu         the forward in C (``engine.native``) where it can be had, else in torch (``engine.runner_cpu``)
+    triton      the kernels (``engine.kernels``) on a GPU (``engine.runner_triton``)
     simulated   nothing is computed: step times of a model of a device (``engine.simulated``)
 
 Nothing heavy is imported before the model was found.
@@ -14,7 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from engine.config import AUTO, CPU, SIMULATED, EngineConfig
+from engine.config import AUTO, CPU, SIMULATED, TRITON, EngineConfig
 from models.errors import UserError
 from models.store import LoadedModel, Reference, load
 
@@ -29,7 +30,11 @@ log = logging.getLogger("tailspan.engine")
 
 def resolved(backend: str) -> str:
     """What ``auto`` means on this machine."""
-    return CPU if backend == AUTO else backend
+    if backend != AUTO:
+        return backend
+    import torch
+
+    return TRITON if torch.cuda.is_available() else CPU
 
 
 def open_model(config: EngineConfig) -> Reference:
@@ -56,11 +61,28 @@ def _cpu(config: EngineConfig, model: Reference) -> Engine:
 
     if not isinstance(model, LoadedModel):
         raise TypeError("the cpu backend needs a model with its weights")
+    config.refuse_kernel_options()
     runner = _cpu_runner(config, model)
     cost = StepCost(model.shape, this_cpu(), runner.weight_bytes, runner.kv_bytes)
     engine = Engine(config, model, runner, cost)
     seconds = runner.warm_up(lambda n: _warm_slices(engine, n))
     log.info("forward: %s, %s, %d threads; warm-up took %.2f s", runner.name, runner.dtype, runner.threads, seconds)
+    return engine
+
+
+def _triton(config: EngineConfig, model: Reference) -> Engine:
+    from engine.core import Engine
+    from engine.runner_triton import make_triton_runner
+    from models.roofline import StepCost
+
+    if not isinstance(model, LoadedModel):
+        raise TypeError("the triton backend needs a model with its weights")
+    runner = make_triton_runner(model, config)
+    device = runner.account
+    cost = StepCost(model.shape, device, runner.weight_bytes, runner.kv_bytes) if device is not None else None
+    engine = Engine(config, model, runner, cost)
+    seconds = runner.warm_up(lambda n: _warm_slices(engine, n))
+    log.info("forward: %s, %s weights on %s; warm-up took %.2f s", runner.name, runner.dtype, runner.device, seconds)
     return engine
 
 
@@ -108,4 +130,8 @@ def _simulated(config: EngineConfig, model: Reference) -> Engine:
     return engine
 
 
-_BUILDERS: Final[dict[str, Callable[[EngineConfig, Reference], Engine]]] = {CPU: _cpu, SIMULATED: _simulated}
+_BUILDERS: Final[dict[str, Callable[[EngineConfig, Reference], Engine]]] = {
+    CPU: _cpu,
+    TRITON: _triton,
+    SIMULATED: _simulated,
+}

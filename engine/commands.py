@@ -24,7 +24,11 @@ def serve_command(
         ),
     ] = "smollm2",
     backend: Annotated[
-        str, typer.Option(help="auto (cpu), cpu, or simulated: steps take a modelled time, nothing is computed.")
+        str,
+        typer.Option(
+            help="auto (triton where there is a GPU, else cpu), cpu, triton, or simulated: steps take a modelled time, "
+            "nothing is computed."
+        ),
     ] = "auto",
     device: Annotated[
         str | None, typer.Option(help="What a simulated model runs on: a100, h100, h200, l4, cpu (this machine).")
@@ -64,6 +68,15 @@ def serve_command(
     policy: Annotated[str, typer.Option(help="Who is served first: fcfs, priority or deadline.")] = "fcfs",
     check_every: Annotated[int, typer.Option(help="Check the laws every so many steps; 0: only when idle.")] = 1000,
     shadow: Annotated[float, typer.Option(help="Share of the answers that is run again alone and compared.")] = 0.0,
+    varying: Annotated[
+        bool, typer.Option("--varying", help="triton: faster tiles and splits; a row's last bits depend on its mates.")
+    ] = False,
+    kv_dtype: Annotated[str, typer.Option(help="triton: auto (as activations) or fp8, half of 16 bits.")] = "auto",
+    speculate: Annotated[
+        int, typer.Option(help="triton: most drafts a step for a greedy request, from its own text; 0: none.")
+    ] = 0,
+    tensor_parallel: Annotated[int, typer.Option(help="triton: GPUs that share the model.")] = 1,
+    no_cuda_graphs: Annotated[bool, typer.Option("--no-cuda-graphs", help="triton: start every kernel anew.")] = False,
     otlp_endpoint: Annotated[
         str, typer.Option(help="OTLP/HTTP collector for spans.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT")
     ] = "http://127.0.0.1:4318",
@@ -115,6 +128,11 @@ def serve_command(
         check_every=check_every,
         shadow=shadow,
         backend=backend,
+        invariant=not varying,
+        kv_dtype=kv_dtype,
+        speculate=speculate,
+        tensor_parallel=tensor_parallel,
+        cuda_graphs=not no_cuda_graphs,
         device=device,
         sim_fit=None if sim_fit is None else str(sim_fit),
         sim_seed=sim_seed,

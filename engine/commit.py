@@ -184,6 +184,7 @@ class Commit:
                 requests=tuple([piece.request.id for piece in plan.slices]),
                 request_tokens=tuple([piece.n for piece in plan.slices]),
                 **engine.floors.step(load, end - start),
+                **getattr(engine.runner, "last_step", {}),
             )
         )
 

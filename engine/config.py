@@ -11,9 +11,11 @@ from models.roofline import DTYPE_BYTES
 
 AUTO: Final = "auto"
 CPU: Final = "cpu"
+TRITON: Final = "triton"
 SIMULATED: Final = "simulated"
-BACKENDS: Final = (AUTO, CPU, SIMULATED)
+BACKENDS: Final = (AUTO, CPU, TRITON, SIMULATED)
 DTYPES: Final = (AUTO, "fp32", "bf16", "int8", "int4", "int4-bf16")
+KV_DTYPES: Final = (AUTO, "fp8")  # auto: that of the activations
 SIMULATED_DTYPES: Final = (AUTO, *DTYPE_BYTES)  # auto: bf16
 
 
@@ -32,6 +34,9 @@ class EngineConfig:
     shadow: share of the finished requests that run again alone, when idle.
     backend: what computes the steps (``engine.backends``).  Of the simulated one: device, a name of
     ``models.devices``; sim_fit, a file of ``engine.step_fit`` (None: times from the account of the device); sim_seed.
+    Of the triton one: invariant, whether a row's bits may depend on nothing but the row (off: faster tiles and
+    splits); kv_dtype, fp8 halves the KV of 16 bits; speculate, drafts a step for greedy requests (``lookahead``);
+    tensor_parallel, GPUs (``parallel``); cuda_graphs, of steps of decodes.
     """
 
     model: str = "smollm2"
@@ -55,6 +60,11 @@ class EngineConfig:
     device: str | None = None
     sim_fit: str | None = None
     sim_seed: int = 0
+    invariant: bool = True
+    kv_dtype: str = AUTO
+    speculate: int = 0
+    tensor_parallel: int = 1
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "token_budget", "block_size", "queue_limit", "step_log"):
@@ -107,6 +117,7 @@ class EngineConfig:
             raise UserError(
                 "nothing is computed, so nothing can be run again alone", where="--shadow", remedy="leave it out"
             )
+        self._check_triton()
         if not simulated:
             for option, given in (
                 ("--device", self.device),
@@ -119,3 +130,29 @@ class EngineConfig:
                         where=option,
                         remedy="add --backend simulated, or leave it out",
                     )
+
+    def _check_triton(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise UserError(
+                f"kv_dtype {self.kv_dtype!r} is unknown", where="--kv-dtype", remedy=f"one of {', '.join(KV_DTYPES)}"
+            )
+        if not 0 <= self.speculate <= 15:
+            raise UserError(f"speculate is {self.speculate}", where="--speculate", remedy="use 0 (off) to 15")
+        if self.tensor_parallel < 1:
+            raise UserError(f"tensor_parallel is {self.tensor_parallel}", where="--tensor-parallel", remedy="1 or more")
+        if self.backend in (CPU, SIMULATED):
+            self.refuse_kernel_options()
+
+    def refuse_kernel_options(self) -> None:
+        """Raises UserError for an option that the backend at hand would not heed."""
+        for option, changed in (
+            ("--varying", not self.invariant),
+            ("--kv-dtype", self.kv_dtype != AUTO),
+            ("--speculate", self.speculate > 0),
+            ("--tensor-parallel", self.tensor_parallel > 1),
+            ("--no-cuda-graphs", not self.cuda_graphs),
+        ):
+            if changed:
+                raise UserError(
+                    "this is for the kernels on a GPU", where=option, remedy="add --backend triton, or leave it out"
+                )

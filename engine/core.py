@@ -15,10 +15,10 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.admission import Admission, Backlog, Limits
 from engine.blocks import BlockPool
@@ -36,7 +36,11 @@ from engine.shadow import Shadow
 from engine.stats import EngineStats
 from engine.steplog import StepLog
 from models.roofline import StepCost
-from models.store import Reference
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.store import Reference
 
 log = logging.getLogger("tailspan.engine")
 
@@ -317,4 +321,9 @@ class Engine:
             return tokens, [True] * len(tokens)
         logits = sampled_rows(answer, plan.slices)
         sampling = [piece.request for piece in plan.slices if piece.sample]
-        return sample(logits, sampling, self.end_tokens) if sampling else ([], [])
+        return self.draw(logits, sampling) if sampling else ([], [])
+
+    def draw(self, logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], list[bool]]:
+        """``engine.sampling.sample``, or the runner's own, which samples where its logits lie."""
+        own: Callable[..., tuple[list[int], list[bool]]] = getattr(self.runner, "sample", sample)
+        return own(logits, requests, self.end_tokens)

@@ -46,6 +46,7 @@ class StepFacts:
     kv_usage_at_admit: float = 0.0
     cached_tokens: int = 0
     prefill_chunks: int = 0
+    drafts_accepted: int = 0  # tokens whose rows were computed ahead, by n-gram speculation
     prefill_wait_ns: int = 0
     preemptions: int = 0
     decode_max_gap_ns: int = 0

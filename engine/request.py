@@ -73,7 +73,7 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """One prompt on its way through the engine.  ``emit`` runs on the engine thread and must not block.
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.config import EngineConfig
+from engine.rope_tables import rope_tables
 from engine.scheduler import Slice
 from models.shape import ModelShape
 from models.store import LoadedModel
@@ -66,6 +67,7 @@ class CpuRunner:
         self._norm = w("model.norm.weight")
         self._head = self._embedding if self.shape.tied_embeddings else w("lm_head.weight")
         self._layers = []
+        biased, normed = self.shape.qkv_bias, self.shape.qk_norm
         for i in range(self.shape.n_layers):
             p = f"model.layers.{i}."
             self._layers.append(
@@ -76,6 +78,8 @@ class CpuRunner:
                     w(p + "post_attention_layernorm.weight"),
                     torch.cat([w(p + f"mlp.{x}_proj.weight") for x in ("gate", "up")]),
                     w(p + "mlp.down_proj.weight"),
+                    torch.cat([w(p + f"self_attn.{x}_proj.bias") for x in "qkv"]) if biased else None,
+                    [w(p + f"self_attn.{x}_norm.weight") for x in "qk"] if normed else None,
                 )
             )
 
@@ -87,11 +91,13 @@ class CpuRunner:
         cos, sin = self._cos[step.positions].unsqueeze(1), self._sin[step.positions].unsqueeze(1)
         hidden = F.embedding(step.ids, self._embedding)
         q_width, kv_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-        for layer, (norm1, w_qkv, w_o, norm2, w_gate_up, w_down) in enumerate(self._layers):
-            qkv = F.linear(F.rms_norm(hidden, (shape.hidden,), norm1, eps), w_qkv)
+        for layer, (norm1, w_qkv, w_o, norm2, w_gate_up, w_down, bias, head_norms) in enumerate(self._layers):
+            qkv = F.linear(F.rms_norm(hidden, (shape.hidden,), norm1, eps), w_qkv, bias)
             q, k, v = torch.split(qkv, [q_width, kv_width, kv_width], dim=-1)
-            q = rotate(q.view(-1, shape.n_heads, shape.head_dim), cos, sin)
-            k = rotate(k.view(-1, shape.n_kv_heads, shape.head_dim), cos, sin)
+            q, k = q.view(-1, shape.n_heads, shape.head_dim), k.view(-1, shape.n_kv_heads, shape.head_dim)
+            if head_norms is not None:
+                q, k = (F.rms_norm(x, (shape.head_dim,), w, eps) for x, w in zip((q, k), head_norms, strict=True))
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             self._keys[layer].index_copy_(0, step.slots, k.reshape(-1, kv_width))
             self._values[layer].index_copy_(0, step.slots, v)
             hidden = hidden + F.linear(self._attend(q, layer, step), w_o)
@@ -197,13 +203,6 @@ def kv_blocks_from_memory(shape: ModelShape, config: EngineConfig, dtype: torch.
 def _slots(blocks: Sequence[int], start: int, end: int, size: int) -> list[int]:
     """Slots of the tokens start .. end of a request that holds ``blocks``."""
     return [blocks[position // size] * size + position % size for position in range(start, end)]
-
-
-def rope_tables(shape: ModelShape, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, each [length, head size / 2] float32 (frequencies: ``ModelShape``)."""
-    frequency = torch.tensor(shape.inverse_frequencies(), dtype=torch.float64)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency[None, :]
-    return angle.cos().float(), angle.sin().float()
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine.phase_clock import PhaseClock
 from engine.request import Output, Request, SamplingParams
-from engine.sampling import Shaper, sample
+from engine.sampling import Shaper
 from engine.scheduler import Slice
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Shadow:
         logits = engine.runner.forward([Slice(request, request.computed, n, n == left)])
         request.computed += n
         if n == left:
-            tokens, finite = sample(logits, [request], engine.end_tokens)
+            tokens, finite = engine.draw(logits, [request])
             self._compare(request, tokens[0] if finite[0] else None, logits[0])
 
     def _compare(self, request: Request, token: int | None, row: Any) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from telemetry.schema import STEPS
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class StepRecord:
     floor_ns: int | None = None
     efficiency: float | None = None
     wall: str | None = None
+    padded_tokens: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
 
 
 class StepLog:
@@ -77,6 +80,10 @@ class StepLog:
 
 def to_arrow(records: Iterable[StepRecord], replica: str, *, simulated: bool) -> pa.Table:
     """The records as a table of ``telemetry.schema.STEPS``.  simulated: their times are a model's."""
+    import pyarrow as pa  # only where steps are asked for: an engine runs without it
+
+    from telemetry.schema import STEPS
+
     rows = list(records)
     fixed = {"replica": [replica] * len(rows), "simulated": [simulated] * len(rows)}
     columns = {name: [getattr(row, name) for row in rows] for name in STEPS.names if name not in fixed}

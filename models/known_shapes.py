@@ -38,6 +38,9 @@ def _llama(
     tied: bool = False,
     bos: int = 1,
     eos: tuple[int, ...] = (2,),
+    eps: float = 1e-5,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
 ) -> ModelShape:
     return ModelShape(
         name=name,
@@ -52,10 +55,12 @@ def _llama(
         max_context=context,
         rope_theta=theta,
         rope_scaling={**_LLAMA3, "factor": scaling} if scaling else None,
-        rms_eps=1e-5,
+        rms_eps=eps,
         tied_embeddings=tied,
         bos_token_id=bos,
         eos_token_ids=eos,
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
     )
 
 
@@ -81,6 +86,23 @@ def _llama3(
 
 def _smollm2(name: str, layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, *, theta: float) -> ModelShape:
     return _llama(name, layers, hidden, ffn, heads, kv_heads, vocab=49_152, context=8192, theta=theta, tied=True)
+
+
+def _qwen(name: str, layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, **more: Any) -> ModelShape:
+    """Qwen2.5 (biases) or Qwen3 (q/k norms), as ``more`` says."""
+    return _llama(
+        name,
+        layers,
+        hidden,
+        ffn,
+        heads,
+        kv_heads,
+        theta=1e6,
+        bos=151_643,
+        eos=(151_645, 151_643),
+        eps=1e-6,
+        **more,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +136,13 @@ SHAPES: Final = {
         KnownShape(_smollm2("smollm2", 30, 576, 1536, 9, 3, theta=100_000.0), 135e6),
         KnownShape(_smollm2("smollm2-360m", 32, 960, 2560, 15, 5, theta=100_000.0), 360e6),
         KnownShape(_smollm2("smollm2-1.7b", 24, 2048, 8192, 32, 32, theta=130_000.0), 1.7e9),
+        # Qwen/Qwen2.5-0.5B-Instruct, Qwen/Qwen3-8B
+        KnownShape(
+            _qwen("qwen2.5-0.5b", 24, 896, 4864, 14, 2, vocab=151_936, context=32_768, tied=True, qkv_bias=True), 5e8
+        ),
+        KnownShape(
+            _qwen("qwen3-8b", 36, 4096, 12_288, 32, 8, vocab=151_936, context=40_960, head_dim=128, qk_norm=True), 8e9
+        ),
     )
 }
 

@@ -116,9 +116,9 @@ def _refuse_unknown(name: str, path: Path) -> None:
     if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
         return
     raise UserError(
-        f"tensor {name} is not part of a plain Llama",
+        f"tensor {name} is not part of a model of this shape",
         where=str(path),
-        remedy="use a Llama-family model without biases, adapters or quantised weights",
+        remedy="use a model of the Llama family without adapters, further biases or quantised weights",
     )
 
 

@@ -3,6 +3,9 @@
 A ModelShape is read from a Hugging Face config.json.  What it accepts it describes completely: a feature that would
 change the arithmetic (another activation, biases, a sliding window, an unknown RoPE type, quantised weights) is
 refused by name, since a silently ignored field is a silently wrong answer.
+
+Families: llama (Llama 2 and 3.x, SmolLM2), mistral, qwen2 (biases on q, k, v), qwen3 dense (norms on the heads of q
+and k).  A sliding window is refused unless it is no shorter than the context, where it hides nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from typing import Any
 
 from models.errors import UserError
 
-_REMEDY = "use a Llama-family model (Llama, SmolLM2, Mistral without sliding window)"
+_REMEDY = "use a model of the Llama family (Llama, SmolLM2, Mistral without sliding window, Qwen2, Qwen3 dense)"
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class ModelShape:
     tied_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    qkv_bias: bool = False  # Qwen2: biases on q, k and v, none on o
+    qk_norm: bool = False  # Qwen3: RMSNorm over each head of q and k, before RoPE
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> (rows, columns) or (n,) of every weight; a tied head has no lm_head.weight."""
@@ -48,6 +54,12 @@ class ModelShape:
             shapes[prefix + "self_attn.q_proj.weight"] = (q, self.hidden)
             shapes[prefix + "self_attn.k_proj.weight"] = (kv, self.hidden)
             shapes[prefix + "self_attn.v_proj.weight"] = (kv, self.hidden)
+            if self.qkv_bias:
+                for name, rows in (("q", q), ("k", kv), ("v", kv)):
+                    shapes[prefix + f"self_attn.{name}_proj.bias"] = (rows,)
+            if self.qk_norm:
+                for name in "qk":
+                    shapes[prefix + f"self_attn.{name}_norm.weight"] = (self.head_dim,)
             shapes[prefix + "self_attn.o_proj.weight"] = (self.hidden, q)
             shapes[prefix + "post_attention_layernorm.weight"] = (self.hidden,)
             shapes[prefix + "mlp.gate_proj.weight"] = (self.ffn, self.hidden)
@@ -88,9 +100,10 @@ class ModelShape:
         """
         field = _Fields(config, where)
         model_type = config.get("model_type")
-        if model_type not in ("llama", "mistral"):
+        if model_type not in _FAMILIES:
             raise UserError(f"model_type {model_type!r} is not supported", where=where, remedy=_REMEDY)
         _refuse_unsupported(config, where)
+        _refuse_window(config, field, where)
         hidden, n_heads = field.size("hidden_size"), field.size("num_attention_heads")
         n_kv_heads = field.size("num_key_value_heads", n_heads)
         if config.get("head_dim") is None and hidden % n_heads:
@@ -123,6 +136,8 @@ class ModelShape:
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             bos_token_id=field.token("bos_token_id"),
             eos_token_ids=field.tokens("eos_token_id"),
+            qkv_bias=model_type == "qwen2",
+            qk_norm=model_type == "qwen3",
         )
 
 
@@ -149,7 +164,6 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
         ("hidden_act", ("silu", None)),
         ("attention_bias", (False, None)),
         ("mlp_bias", (False, None)),
-        ("sliding_window", (None,)),
         ("quantization_config", (None,)),
         ("partial_rotary_factor", (1.0, None)),
         ("num_local_experts", (None,)),
@@ -158,6 +172,30 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
         value = config.get(name)
         if value not in accepted:
             raise UserError(f"{name} = {value!r} is not supported", where=where, remedy=_REMEDY)
+
+
+def _refuse_window(config: dict[str, Any], field: _Fields, where: str) -> None:
+    """A window that some layer uses and that is shorter than the context changes what is attended to."""
+    # a Mistral config that leaves it out means 4096: transformers' default
+    window = config.get("sliding_window", 4096 if config.get("model_type") == "mistral" else None)
+    context = field.size("max_position_embeddings")
+    kinds = config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or set(kinds) - {"full_attention", "sliding_attention"}):
+        raise UserError(f"layer_types = {kinds!r} is not supported", where=where, remedy=_REMEDY)
+    # Qwen carries a window that only use_sliding_window switches on; Mistral's is in force wherever it is given
+    used = config.get("use_sliding_window", config.get("model_type") in ("mistral", "llama"))
+    if kinds is not None and "sliding_attention" not in kinds:
+        used = False
+    if window is None or not used:
+        if kinds is not None and "sliding_attention" in kinds:
+            raise UserError("layer_types has sliding_attention without a sliding_window", where=where, remedy=_REMEDY)
+        return
+    if isinstance(window, bool) or not isinstance(window, int) or window < context:
+        raise UserError(
+            f"sliding_window = {window!r} is not supported: it is shorter than the context of {context}",
+            where=where,
+            remedy=_REMEDY,
+        )
 
 
 def _rope(config: dict[str, Any], field: _Fields, where: str) -> tuple[float, dict[str, Any] | None]:

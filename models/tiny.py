@@ -1,4 +1,4 @@
-"""A tiny random Llama with a real byte-level tokenizer and a chat template, written in well under a second.
+"""A tiny random Llama (or Mistral, Qwen2, Qwen3) with a real byte-level tokenizer and a chat template, in no time.
 
 It owns the smallest folder that every part of the system accepts as a model: config.json, tokenizer.json,
 tokenizer_config.json and model.safetensors in the Hugging Face layout.  Tests and dry runs use it where no
@@ -11,13 +11,20 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from models.errors import UserError
 
+#: model_type -> the class of transformers
+FAMILIES: Final = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 DEFAULT_VOCAB: Final = 512
 CHAT_TEMPLATE: Final = (
@@ -54,9 +61,12 @@ def write_tiny(
     vocab: int | None = None,
     max_context: int = 512,
     tied: bool = True,
+    family: str = "llama",
+    rope_scaling: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a random Llama into folder (made if needed) and return it.
+    """Write a random model of a family into folder (made if needed) and return it.
 
+    family: a key of FAMILIES; Qwen2 has biases on q, k and v, Qwen3 norms on the heads of q and k.
     vocab: rows of the embedding and size of the tokenizer, at least 3 specials + 256 bytes = 259; default 512.
     head_dim is hidden // n_heads.  Raises UserError for sizes that do not fit together.
     """
@@ -68,6 +78,8 @@ def write_tiny(
             f"hidden {hidden}, heads {n_heads} and KV heads {n_kv_heads} do not fit together",
             remedy="hidden must be heads times an even head size, and heads a multiple of KV heads",
         )
+    if family not in FAMILIES:
+        raise UserError(f"family {family!r} is unknown", remedy=f"one of {', '.join(FAMILIES)}")
     folder.mkdir(parents=True, exist_ok=True)
     _tokenizer(size).save(str(folder / "tokenizer.json"))
     _write_json(
@@ -87,8 +99,8 @@ def write_tiny(
     _write_json(
         folder / "config.json",
         {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [FAMILIES[family]],
+            "model_type": family,
             "num_hidden_layers": n_layers,
             "hidden_size": hidden,
             "intermediate_size": ffn,
@@ -98,6 +110,8 @@ def write_tiny(
             "vocab_size": size,
             "max_position_embeddings": max_context,
             "rope_theta": 10000.0,
+            **({"rope_scaling": rope_scaling} if rope_scaling is not None else {}),
+            **({"sliding_window": None} if family == "mistral" else {}),  # transformers' own default is 4096
             "rms_norm_eps": 1e-5,
             "hidden_act": "silu",
             "tie_word_embeddings": tied,
@@ -116,6 +130,7 @@ def write_tiny(
         ffn=ffn,
         vocab=size,
         tied=tied,
+        family=family,
     )
     return folder
 
@@ -151,14 +166,15 @@ def _write_weights(
     ffn: int,
     vocab: int,
     tied: bool,
+    family: str,
 ) -> None:
     from safetensors.numpy import save_file
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
         return (rng.standard_normal((rows, columns)) * (scale / math.sqrt(columns))).astype(np.float32)
 
-    def norm(scale: float = 1.0) -> np.ndarray:
-        return (scale * (1.0 + 0.1 * rng.standard_normal(hidden))).astype(np.float32)
+    def norm(scale: float = 1.0, width: int = hidden) -> np.ndarray:
+        return (scale * (1.0 + 0.1 * rng.standard_normal(width))).astype(np.float32)
 
     head_dim = hidden // heads[0]
     # Small embeddings beside full-size layers: the layers, not the last token, decide the next one, so that greedy
@@ -175,6 +191,12 @@ def _write_weights(
         weights[prefix + "mlp.gate_proj.weight"] = matrix(ffn, hidden)
         weights[prefix + "mlp.up_proj.weight"] = matrix(ffn, hidden)
         weights[prefix + "mlp.down_proj.weight"] = matrix(hidden, ffn)
+        if family == "qwen2":
+            for name, rows in zip("qkv", (heads[0], heads[1], heads[1]), strict=True):
+                weights[prefix + f"self_attn.{name}_proj.bias"] = matrix(1, rows * head_dim, 8.0)[0]
+        if family == "qwen3":
+            for name in "qk":
+                weights[prefix + f"self_attn.{name}_norm.weight"] = norm(width=head_dim)
     weights["model.norm.weight"] = norm(6.0)
     if not tied:
         weights["lm_head.weight"] = matrix(vocab, hidden, 0.5)

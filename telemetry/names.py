@@ -139,6 +139,7 @@ ATTR_KV_AT_ADMIT: Final = "tailspan.kv.usage_at_admit"
 ATTR_PREEMPTIONS: Final = "tailspan.kv.preemptions"
 ATTR_CACHED_TOKENS: Final = "tailspan.prompt.cached_tokens"
 ATTR_PREFILL_CHUNKS: Final = "tailspan.prefill.chunks"
+ATTR_DRAFTS_ACCEPTED: Final = "tailspan.decode.drafts_accepted"  # tokens
 ATTR_DECODE_MAX_GAP: Final = "tailspan.decode.max_gap"  # s
 ATTR_BATCH_MEAN: Final = "tailspan.batch.size_mean"
 ATTR_STEP_FIRST: Final = "tailspan.step.first"

@@ -141,6 +141,10 @@ STEPS: Final = pa.schema(
         ("efficiency", pa.float64()),  # floor / duration
         ("wall", pa.string()),  # memory, compute, or overhead: most of the time is beyond the floor
         ("simulated", pa.bool_()),  # times are those of a model of a device, nothing was computed
+        # of the Triton backend, else null
+        ("padded_tokens", pa.int32()),  # rows computed for nobody: a step of decodes fills a CUDA graph's bucket
+        ("drafted_tokens", pa.int32()),  # guesses checked beside the step's own tokens (n-gram speculation)
+        ("accepted_tokens", pa.int32()),  # this step's tokens whose rows an earlier step's guesses had computed
     ]
 )
 

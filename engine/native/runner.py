@@ -26,7 +26,8 @@ import torch
 from engine.config import EngineConfig
 from engine.native.build import library
 from engine.native.panels import GROUP, PANEL, TYPES, Packed, pack
-from engine.runner_cpu import cpu_threads, kv_blocks_from_memory, rope_tables
+from engine.rope_tables import rope_tables
+from engine.runner_cpu import cpu_threads, kv_blocks_from_memory
 from engine.scheduler import Slice
 from models.shape import ModelShape
 from models.store import LoadedModel
@@ -68,6 +69,8 @@ class _Step(ctypes.Structure):
 def fits(model: LoadedModel, config: EngineConfig) -> str | None:
     """Why llama.c cannot run this model; None when it can."""
     shape = model.shape
+    if shape.qkv_bias or shape.qk_norm:
+        return f"{'biases on q, k, v' if shape.qkv_bias else 'norms on q and k'} are not in llama.c"
     for name, width in {"hidden": shape.hidden, "ffn": shape.ffn, "head size": shape.head_dim}.items():
         if width % PANEL:
             return f"{name} {width} is not a multiple of {PANEL}"

@@ -50,6 +50,7 @@ def build_app(service: Service, *, faults: bool = False) -> web.Application:
     app.router.add_get("/debug/steps", debug.steps)
     app.router.add_get("/debug/invariants", debug.invariants)
     app.router.add_get("/debug/divergences", debug.divergences)
+    app.router.add_get("/debug/profile", debug.profile)
     if faults:
         from engine.server import faults as injection
 

@@ -52,7 +52,11 @@ class FromEngine:
                 "Step time, predicted against measured, running mean",
                 engine.admission.model.error,
             ),
-            (names.M_KERNEL_COMPILE, "Spent on compiling kernels since the start", build.spent_s),
+            (
+                names.M_KERNEL_COMPILE,
+                "Spent on compiling kernels since the start",
+                build.spent_s + sum(getattr(engine.runner, "compile_seconds", {}).values()),
+            ),
         )
         counters = (
             (names.M_PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache", stats.prefix_queries),

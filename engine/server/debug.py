@@ -13,9 +13,12 @@ from engine.server.generate import json_headers
 from engine.server.openai_api import bad
 from engine.server.responses import dumps
 from engine.server.service import SERVICE
+from engine.step_profile import Profiler
 from engine.steplog import to_arrow
 
 CHECK_S: Final = 2.0  # a longer step is not waited for
+PROFILE_S: Final = 30.0  # steps that do not come in this time are not waited for
+PROFILE_STEPS: Final = 1000
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 
 
@@ -69,5 +72,32 @@ async def divergences(request: web.Request) -> web.Response:
         "diverged": shadow.diverged if shadow else 0,
         "forgotten": shadow.forgotten if shadow else 0,
         "divergences": [dataclasses.asdict(found) for found in tuple(shadow.divergences)] if shadow else [],
+    }
+    return web.Response(body=dumps(body), content_type="application/json", headers=json_headers(service))
+
+
+async def profile(request: web.Request) -> web.Response:
+    """GET /debug/profile?steps=N: time by kernel of the next N steps (default 10), each with its number in the log.
+
+    complete: false when fewer steps came within half a minute.  Profiled steps run without CUDA graphs.
+    """
+    service = request.app[SERVICE]
+    engine = service.engine
+    text = request.query.get("steps", "10")
+    if not text.isdecimal() or not 1 <= int(text) <= PROFILE_STEPS:
+        raise bad(f"'steps' is {text[:80]!r}; it must be a number from 1 to {PROFILE_STEPS}.", "steps")
+    wanted = int(text)
+    if isinstance(engine.runner, Profiler):
+        raise bad("another profile is being taken; wait for its end.", "steps")
+    profiler = await asyncio.wrap_future(engine.call(lambda: Profiler(engine, wanted)))
+    try:
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(profiler.done)), PROFILE_S)
+    except TimeoutError:
+        await asyncio.wrap_future(engine.call(profiler.leave))
+    found = profiler.done.result()
+    body = {
+        "complete": len(found) == wanted,
+        "runner": profiler.name,
+        "steps": [dataclasses.asdict(one) for one in found],
     }
     return web.Response(body=dumps(body), content_type="application/json", headers=json_headers(service))

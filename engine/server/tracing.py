@@ -148,6 +148,7 @@ def clock_attributes(clock: PhaseClock) -> dict[str, AttributeValue]:
             names.ATTR_PREEMPTIONS: facts.preemptions,
             names.ATTR_CACHED_TOKENS: facts.cached_tokens,
             names.ATTR_PREFILL_CHUNKS: facts.prefill_chunks,
+            names.ATTR_DRAFTS_ACCEPTED: facts.drafts_accepted,
         }
     )
     if facts.step_first >= 0:

@@ -207,6 +207,8 @@ def test_efficiency_is_at_most_one_and_the_iron_law_never_below_the_floor(
         ("smollm2", 134_515_008),
         ("smollm2-360m", 361_821_120),
         ("smollm2-1.7b", 1_711_376_384),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen3-8b", 8_190_735_360),
     ],
 )
 def test_known_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:

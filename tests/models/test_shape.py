@@ -74,6 +74,12 @@ def test_the_newer_rope_parameters_are_read() -> None:
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window"),
+        ({"model_type": "mistral"}, "sliding_window"),  # left out, transformers takes 4096
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding_window"),
+        ({"model_type": "qwen3", "layer_types": ["linear_attention"]}, "layer_types"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
+        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
@@ -90,3 +96,24 @@ def test_what_would_change_the_arithmetic_is_refused_by_name(changes: dict[str, 
         shape(**changes)
     assert caught.value.where == "config.json"
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "mistral", "sliding_window": 131_072},  # as long as the context: it hides nothing
+        {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False},
+        {"model_type": "qwen3", "sliding_window": 4096, "layer_types": ["full_attention"] * 32},
+    ],
+)
+def test_a_window_that_hides_nothing_is_accepted(changes: dict[str, Any]) -> None:
+    assert shape(**changes).hidden == 4096
+
+
+def test_biases_and_head_norms_are_expected_where_the_family_has_them() -> None:
+    qwen2, qwen3 = shape(model_type="qwen2"), shape(model_type="qwen3")
+    assert qwen2.tensor_shapes()["model.layers.0.self_attn.k_proj.bias"] == (1024,)
+    assert "model.layers.0.self_attn.o_proj.bias" not in qwen2.tensor_shapes()
+    assert qwen3.tensor_shapes()["model.layers.31.self_attn.q_norm.weight"] == (128,)
+    assert not any("bias" in name or "q_norm" in name for name in shape().tensor_shapes())

@@ -3,7 +3,7 @@
     logits [R, V] fp32     temperature [R] fp32     seed, position [R] int64     token [R] int64, finite [R] int32
 
 The noise of a candidate is a function of (seed, position, token id) alone: splitmix64 over a counter, the very one of
-``engine.sampling.gumbel``, so that this kernel draws the token that the CPU path draws and a row's token does not
+``engine.sampling.uniform``, so that this kernel draws the token that the CPU path draws and a row's token does not
 depend on its mates.  fp64 for the noise: two logarithms a candidate, R V in all, beside R V 4 bytes read twice.
 finite: 1 unless a logit is NaN or infinite; then the token means nothing.
 
@@ -46,7 +46,7 @@ def _sample(logits, temperature, seed, position, token, finite, stride, V, BLOCK
         chosen = tl.where(top > best, where, chosen)
         best = tl.maximum(best, top)
     if heat > 0.0:
-        # golden * (position + 1) and golden * (id + 1) as in engine.sampling.gumbel, modulo 2^64
+        # golden * (position + 1) and golden * (id + 1) as in engine.sampling.uniform, modulo 2^64
         base = tl.load(seed + row).to(tl.uint64, bitcast=True)
         step = (tl.load(position + row) + 1).to(tl.uint64, bitcast=True)
         base = _mix(base + step * 0x9E3779B97F4A7C15)
@@ -96,10 +96,10 @@ def sample_rows(
 def sample_reference(
     logits: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor, position: torch.Tensor
 ) -> torch.Tensor:
-    """The same through ``engine.sampling.gumbel``, row by row."""
+    """The same through ``engine.sampling.uniform``, row by row."""
     import numpy as np
 
-    from engine.sampling import gumbel
+    from engine.sampling import uniform
 
     tokens = []
     for row, heat, key, at in zip(logits, temperature.tolist(), seed.tolist(), position.tolist(), strict=True):
@@ -108,6 +108,6 @@ def sample_reference(
             continue
         scaled = ((row - row.max()) / heat).numpy().astype(np.float64)
         with np.errstate(over="ignore"):
-            noise = gumbel(key, at, np.arange(len(scaled)))
+            noise = -np.log(-np.log(uniform(key, at, np.arange(len(scaled)))))
         tokens.append(int(np.argmax(scaled + noise)))
     return torch.tensor(tokens)

@@ -83,9 +83,10 @@ def curves(series: Mapping[str, Curve], colours: Mapping[str, str], name: str, m
 
 def bands(rows: Rows, name: str, bound: float | None) -> str:
     """Median and p95 of a time per bin of the run.  rows: start_s, end_s, p50_s, p95_s, n (None: no answer)."""
-    tops = [row["p95_s"] for row in rows if row["p95_s"] is not None] + ([bound] if bound else [])
+    tops = [row["p95_s"] for row in rows if row["p95_s"] is not None]
     if not tops:
         return ""
+    tops += [bound] if bound else []
     height = 160
     x = _linear(0.0, max(row["end_s"] for row in rows), LEFT, WIDTH - RIGHT)
     y = _linear(0.0, max(tops) * 1.05, height, 8)

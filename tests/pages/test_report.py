@@ -14,7 +14,8 @@ import tailspan
 from dashboards import report
 from telemetry import names, slo
 from telemetry.bundle import Bundle
-from telemetry.schema import REQUESTS
+from telemetry.parts import VERSION_KEY
+from telemetry.schema import REQUESTS, SCHEMA_VERSION
 from telemetry.summary import summarize
 from tests.bundles import answered_row, dropped_row, make_bundle
 from tests.pages.test_browser import ARGUMENTS, CHROMIUM
@@ -109,6 +110,7 @@ def test_100000_requests_stay_below_a_megabyte(tmp_path: Path) -> None:
         table = table.set_column(place, table.schema.field(name), pa.array(values, table.schema.field(name).type))
     bundle = Bundle.create(tmp_path, {}, scheduled=n, trace={"name": "large"}, slo=slo.load("demo").manifest_entry())
     (bundle.path / "requests").mkdir()
+    table = table.replace_schema_metadata({VERSION_KEY: str(SCHEMA_VERSION)})
     pq.write_table(table, bundle.path / "requests" / "data.parquet")
     bundle.update(status="complete")
     size = report.write(bundle.path, tmp_path / "big.html")

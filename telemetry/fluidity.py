@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 #: Rows are laid out as a matrix in batches of so many cells, sorted by length, so that memory stays flat.
 CELLS: Final = 1 << 21
+SLICE: Final = 20_000  # rows whose moments are unpacked at a time
 #: Moments are kept in single precision (8 us at 100 s); what is late by less is on time.
 TOLERANCE_S: Final = 1e-4
 
@@ -37,6 +38,9 @@ def of_rows(rows: pa.Table, first_due: Floats, per_token: Floats) -> Floats:
 
     first_due: ttft deadline in seconds after the intended send, inf for none.  per_token: seconds per token, NaN: none.
     """
+    if rows.num_rows > SLICE:
+        parts = [slice(at, at + SLICE) for at in range(0, rows.num_rows, SLICE)]
+        return np.concatenate([of_rows(rows.slice(p.start, SLICE), first_due[p], per_token[p]) for p in parts])
     times, starts, lengths = _flat(rows.column("chunk_s"))
     counts, token_starts, token_lengths = _flat(rows.column("chunk_tokens"))
     tokens = counts.astype(np.int64)

@@ -63,7 +63,8 @@ def judge_objective(
     if objective.is_share:
         return _share(objective, of_class(verdicts, requests, objective.traffic_class))
     if objective.measure == FLUIDITY:
-        return _fluidity(objective, of_class(verdicts, requests, objective.traffic_class))
+        counted = without_canaries(verdicts, requests)
+        return _fluidity(objective, of_class(counted, requests, objective.traffic_class))
     values, dropped = population.values(objective.measure, traffic_class=objective.traffic_class)
     found = stats.percentile(values, objective.percentile or 0.0, dropped)
     bad = int((values > objective.bound).sum()) + dropped
@@ -75,9 +76,10 @@ def bad_requests(
 ) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     """The requests that count for an objective (their indices), and which of them are bad; invalid ones do not count.
 
-    A request whose time is undefined (TPOT of one token) does not count for that time.
+    A request whose time is undefined (TPOT of one token) does not count for that time, and canaries for none.
     """
     chosen = of_class(verdicts, requests, objective.traffic_class)
+    chosen = chosen if objective.is_share else without_canaries(chosen, requests)
     chosen = chosen.filter(pc.not_equal(chosen.column("label"), names.INVALID))
     label = chosen.column("label")
     if objective.is_share:
@@ -90,8 +92,10 @@ def bad_requests(
         bad_values = values < objective.bound  # false for NaN
     else:
         place = pc.index_in(chosen.column("index"), requests.column("index").combine_chunks())
-        rows = requests.take(pc.fill_null(place, 0)) if requests.num_rows else requests
-        values = latency.times(rows, objective.measure) if requests.num_rows else np.empty(0)
+        moments = latency.times(requests.select(latency.COLUMNS), objective.measure)
+        known = pc.is_valid(place).to_numpy()
+        values = np.full(chosen.num_rows, np.nan)  # a request without a row has no time
+        values[known] = moments[pc.drop_null(place).to_numpy()]
         bad_values = values > objective.bound
     counts = dropped | ~np.isnan(values)
     return chosen.column("index").filter(pa.array(counts)).combine_chunks(), (dropped | bad_values)[counts]
@@ -103,6 +107,14 @@ def of_class(verdicts: pa.Table, requests: pa.Table, traffic_class: str | None) 
         return verdicts
     index = requests.filter(pc.equal(requests.column("class"), traffic_class)).column("index")
     return verdicts.filter(pc.is_in(verdicts.column("index"), index.combine_chunks()))
+
+
+def without_canaries(verdicts: pa.Table, requests: pa.Table) -> pa.Table:
+    """The verdicts on real traffic: canaries stay out of every figure of speed."""
+    index = requests.filter(pc.is_valid(requests.column("canary_kind"))).column("index")
+    if not len(index):
+        return verdicts
+    return verdicts.filter(pc.invert(pc.is_in(verdicts.column("index"), index.combine_chunks())))
 
 
 def _share(objective: Objective, verdicts: pa.Table) -> Judged:

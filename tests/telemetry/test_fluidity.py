@@ -75,6 +75,7 @@ def test_rows_equal_the_definition(found: list[tuple[list[tuple[int, int]], floa
     ])  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fluidity, "CELLS", cells)
+        patch.setattr(fluidity, "SLICE", 3 if cells == 1 else 20_000)
         due, pace = np.array([d for _, d, _ in found]), np.array([p for _, _, p in found])
         shares = fluidity.of_rows(table, due, pace)
     for place, row in enumerate(table.to_pylist()):

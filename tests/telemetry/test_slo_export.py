@@ -15,7 +15,7 @@ import yaml
 import tailspan
 from models.errors import UserError
 from telemetry import burn_rate, names, slo
-from telemetry.judged import judge_objectives
+from telemetry.judged import bad_requests, judge_objectives
 from telemetry.objective import parse_sentence
 from telemetry.openslo import from_openslo, to_openslo
 from telemetry.prometheus_rules import duration, not_exported, ratio_of, rules, slug, text
@@ -306,3 +306,27 @@ def test_the_budget_that_a_run_spent(tmp_path: Path) -> None:
     spent = [one.budget_spent for one in judged]
     assert spent[:3] == [pytest.approx(0.2), pytest.approx(0.4), pytest.approx(0.4)] and spent[3] is None
     assert judged[2].low == pytest.approx(0.0024, abs=1e-4) and judged[2].high == pytest.approx(0.0704, abs=1e-4)
+
+
+def test_canaries_spend_no_budget_of_speed(tmp_path: Path) -> None:
+    policy = slo.parse(
+        "classes: {default: {ttft: {base_s: 9}, fluidity: {per_token_s: 1}}}\n"
+        "objectives: [ttft p90 <= 1 s, fluidity p10 >= 90 %, dropped <= 10 %]",
+        "c.yaml",
+    )
+    slow = {"first_token_s": 5.0, "last_token_s": 6.0, "end_s": 6.0, "chunk_s": [0.1, 99.0], "chunk_tokens": [1, 1]}
+    rows = [answered_row(i, 0.5) for i in range(50)]
+    rows += [answered_row(i, 0.5, canary_kind="golden", **slow) for i in range(50, 80)]
+    bundle = bundle_of(tmp_path, rows)
+    judged = judge_objectives(policy, bundle.table("requests"), bundle.verdicts(policy))
+    assert [one.n for one in judged] == [50, 50, 80] and [one.budget_spent for one in judged] == [0, 0, 0]
+    for objective, n in zip(policy.objectives, (50, 50, 80), strict=True):
+        index, bad = bad_requests(objective, bundle.table("requests"), bundle.verdicts(policy))
+        assert (len(index), int(bad.sum())) == (n, 0)
+
+
+def test_requests_without_a_row_are_counted_as_they_were_judged(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, [answered_row(3), dropped_row(5)], scheduled=8)
+    for objective in slo.load("demo").objectives:
+        index, bad = bad_requests(objective, bundle.table("requests"), bundle.verdicts(slo.load("demo")))
+        assert set(index.to_pylist()) == {3, 5} and bad.sum() == (0 if objective.measure == "wrong" else 1)

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from telemetry import names, regression
+import pyarrow as pa
+
+from telemetry import names, population, regression
 from telemetry.baseline import Load, require_same_load
 from telemetry.bundle import Bundle
+from telemetry.population import SAMPLE_COLUMNS, Shift, sample_of
 from telemetry.regression import Change
 from telemetry.slo import Slo
 from telemetry.summary import Summary, summarize
@@ -29,11 +32,15 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """baseline: its name and run ids, None without one.  changes: every figure against it."""
+    """baseline: its name and run ids, None without one.  changes: every figure against it.
+
+    shifts: features of inputs and outputs whose population has moved: suspicion, which changes no exit code.
+    """
 
     summary: Summary
     baseline: tuple[str, tuple[str, ...]] | None
     changes: tuple[Change, ...]
+    shifts: tuple[Shift, ...]
     exit_code: int
 
     @property
@@ -48,7 +55,12 @@ class Gate:
     def to_dict(self) -> dict[str, Any]:
         """The summary's fields, with those of the gate beside them."""
         baseline = None if self.baseline is None else {"name": self.baseline[0], "runs": list(self.baseline[1])}
-        gate = {"baseline": baseline, "changes": [one.to_dict() for one in self.changes], "exit_code": self.exit_code}
+        gate = {
+            "baseline": baseline,
+            "changes": [one.to_dict() for one in self.changes],
+            "shifts": [one.to_dict() for one in self.shifts],
+            "exit_code": self.exit_code,
+        }
         return self.summary.to_dict() | {"gate": gate, "exit_code": self.exit_code}
 
 
@@ -59,7 +71,15 @@ def gate(bundle: Bundle, slo: Slo, name: str | None = None, baseline: Sequence[B
     trusted = summary.validity.verdict == names.VALID and summary.judged > 0
     changes = tuple(regression.compare(bundle, baseline, slo)) if baseline and trusted else ()
     named = (str(name), tuple(one.run_id for one in baseline)) if baseline else None
-    return Gate(summary, named, changes, exit_code(summary.exit_code, changes))
+    shifts = _shifts(bundle, baseline) if baseline else ()
+    return Gate(summary, named, changes, shifts, exit_code(summary.exit_code, changes))
+
+
+def _shifts(bundle: Bundle, baseline: Sequence[Bundle]) -> tuple[Shift, ...]:
+    """What is suspicious between the requests of the baseline's runs together and those of this one."""
+    before = pa.concat_tables([one.table("requests", SAMPLE_COLUMNS) for one in baseline])
+    after = bundle.table("requests", SAMPLE_COLUMNS)
+    return tuple(one for one in population.compare(sample_of(before), sample_of(after)) if one.suspicious)
 
 
 def exit_code(of_run: int, changes: Sequence[Change]) -> int:

@@ -94,4 +94,6 @@ def tell(gate: Gate) -> None:
         mark = "WORSE" if one.regressed else "same"
         moved = f"{show(one.baseline)} -> {show(one.value)} ({100 * one.change:+.1f} {unit}; {noise})"
         typer.echo(f"{mark:<7}{one.figure:<10}{moved}")
+    for shift in gate.shifts:
+        typer.echo(f"suspicion  {shift.feature} moved: {shift.before} before, {shift.after} now")
     typer.echo(f"gate    {gate.words}: exit code {gate.exit_code}")

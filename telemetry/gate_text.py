@@ -46,6 +46,9 @@ def markdown(gate: Gate) -> str:
         lines += _table(("", "figure", "baseline", "now", "change", "noise"), map(_change, gate.changes))
         if any(one.approximate for one in gate.changes):
             lines += ["", "The noise is approximate: a baseline of three runs or more is the one to trust."]
+    for shift in gate.shifts:
+        moved = f"{_cell(shift.before)} before, {_cell(shift.after)} now"
+        lines += ["", f"Suspicion: {shift.feature} moved ({moved}; {100 * shift.effect:.0f} % of the distribution)"]
     lines += ["", *_table(("outcome", "n", "share", "why"), _labels(gate))]
     if any(row.scheduled[0].n for row in summary.latencies):
         header = ("from the intended send", *(f"p{one.p:g}" for one in summary.latencies[0].scheduled), "n")

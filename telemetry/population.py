@@ -22,6 +22,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from telemetry.distributions import chi_square_tail, false_discovery, kolmogorov_tail
 
@@ -33,6 +35,12 @@ MIN_EFFECT: Final = 0.05
 PERMUTATIONS: Final = 999
 TOP_TOKENS: Final = 200
 SEED: Final = 7
+
+TEXTS_KEPT: Final = 0.9
+SAMPLE_COLUMNS: Final = (
+    "error", "canary_kind", "prompt_tokens_reported", "input_tokens", "completion_tokens_reported",
+    "completion_tokens_counted", "cached_tokens", "text", "finish_reason",
+)  # fmt: skip
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,6 +75,33 @@ class Sample:
     numbers: Mapping[str, Sequence[float]]
     categories: Mapping[str, Sequence[str]]
     bags: Mapping[str, Sequence[Mapping[str, int]]]
+
+
+def sample_of(requests: pa.Table) -> Sample:
+    """What the answered requests of a run say of its population (columns SAMPLE_COLUMNS); canaries are left out.
+
+    Scripts only where the texts of nine in ten answers were kept: those of wrong answers alone are no population.
+    """
+    rows = requests.filter(pc.and_(pc.is_null(requests.column("error")), pc.is_null(requests.column("canary_kind"))))
+    prompt = pc.cast(pc.coalesce(rows.column("prompt_tokens_reported"), rows.column("input_tokens")), pa.float64())
+    answer = pc.cast(
+        pc.coalesce(rows.column("completion_tokens_reported"), rows.column("completion_tokens_counted")), pa.float64()
+    )
+    cached = pc.divide(pc.cast(rows.column("cached_tokens"), pa.float64()), prompt)
+    numbers = {"prompt tokens": prompt, "answer tokens": answer, "cached share": cached}
+    texts = pc.drop_null(rows.column("text")).to_pylist()
+    kept = len(texts) >= TEXTS_KEPT * max(1, rows.num_rows)
+    return Sample(
+        numbers={name: found for name, column in numbers.items() if len(found := _finite(column))},
+        categories={"finish reason": pc.drop_null(rows.column("finish_reason")).to_pylist()},
+        bags={"scripts of the answers": [scripts(text) for text in texts]} if kept else {},
+    )
+
+
+def _finite(column: pa.ChunkedArray) -> list[float]:
+    values = pc.drop_null(column).to_numpy()
+    found: list[float] = values[np.isfinite(values)].tolist()
+    return found
 
 
 def compare(before: Sample, after: Sample, rate: float = RATE) -> list[Shift]:

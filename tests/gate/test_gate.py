@@ -220,6 +220,16 @@ def test_a_run_that_is_not_valid_is_never_a_regression(tmp_path: Path) -> None:
     assert found.exit_code == 3 and found.changes == ()
 
 
+def test_a_shift_of_the_inputs_is_a_suspicion_and_no_regression(tmp_path: Path) -> None:
+    baseline = [served(tmp_path, 0.5, seed) for seed in range(3)]
+    longer = {"prompt_tokens_reported": 140, "input_tokens": 140, "prompt_tokens_expected": 140}
+    rows = [slow(i, 0.5) | longer for i in range(200)]
+    found = gate(run_of(tmp_path, rows), POLICY, "main", baseline)
+    assert [one.feature for one in found.shifts] == ["prompt tokens"] and found.exit_code == 0
+    assert "Suspicion: prompt tokens moved (median 100 before, median 140 now" in gate_text.markdown(found)
+    assert gate(served(tmp_path, 0.5, 9), POLICY, "main", baseline).shifts == ()
+
+
 # --- what is written ---
 
 

@@ -280,3 +280,17 @@ def test_checked_answers_give_an_estimate_and_verify(tmp_path: Any) -> None:
     assert by_index[3]["label"] == "dropped" and not by_index[3]["verified"]
     with pytest.raises(ValueError, match=r"outcomes\.CHECKS"):
         bundle.add_checks("Golden!", pa.Table.from_pylist(found, schema=outcomes.CHECKS))
+
+
+def test_the_sample_of_a_run_leaves_out_canaries_errors_and_texts_of_wrong_answers_alone(tmp_path: Any) -> None:
+    rows = [answered_row(i, i * 0.1, cached_tokens=50) for i in range(40)]
+    rows += [answered_row(40, canary_kind="golden", prompt_tokens_reported=9), dropped_row(41)]
+    rows[0] |= {"prompt_tokens_reported": None, "cached_tokens": None}
+    table = bundle_of(tmp_path, rows).table("requests", population.SAMPLE_COLUMNS)  # texts are dropped by the default
+    found = population.sample_of(table)
+    assert found.numbers["prompt tokens"] == [100.0] * 40 and found.numbers["cached share"] == [0.5] * 39
+    assert found.categories == {"finish reason": ["length"] * 40} and found.bags == {}
+    kept = table.set_column(table.column_names.index("text"), "text", [["Привет, world"] * 42])
+    assert population.sample_of(kept).bags["scripts of the answers"][0] == {"CYRILLIC": 6, "LATIN": 5}
+    assert population.compare(found, found) == population.compare(found, found)
+    assert not any(one.suspicious for one in population.compare(found, found))

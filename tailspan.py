@@ -14,6 +14,7 @@ import typer
 
 from dashboards.commands import demo_command, report_command, up_command
 from engine.commands import serve_command
+from loadgen.canaries.commands import app as canaries_app
 from loadgen.commands import run_command, traces
 from models.commands import app as models_app
 from models.errors import UserError
@@ -37,6 +38,7 @@ app.command("report")(report_command)
 app.command("run")(run_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)
+app.add_typer(canaries_app, name="canaries")
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")

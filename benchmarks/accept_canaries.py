@@ -2,8 +2,9 @@
 
 Usage: python -m benchmarks.accept_canaries [--model smollm2] [--runs 4] [--goldens 15] [--every 3] [--fault NAME …]
 Starts ``tailspan serve --enable-faults``, records, checks the healthy engine twice, then puts each fault in force and
-checks again.  ``--every``: each so-many-th question is asked.  Prints a Markdown table; exits with 1 where a verdict is
-not the expected one.  int4 weights have to be numeric drift, not broken; the healthy engine has to be the same.
+checks again.  ``--every``: each so-many-th of the questions that were right is asked.  Prints a Markdown table; exits
+with 1 where a verdict is not the expected one.  int4 weights have to be numeric drift, not broken; the healthy engine
+has to be the same.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def main() -> int:
             client = Client(url, options.model, {})
             say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
             recorded = record(client, runs=options.runs, tokens=options.tokens, say=say)
-            kept = dict(list(recorded.scores.items())[:: options.every])
+            right_ones = [key for key, right in recorded.scores.items() if right]  # the others could not be lost
+            kept = dict.fromkeys(right_ones[:: options.every], True)
             step = max(1, len(recorded.goldens) // options.goldens)
             short = replace(recorded, goldens=recorded.goldens[::step][: options.goldens], scores=kept)
             admitted, left, right = len(recorded.goldens), len(recorded.left), sum(recorded.scores.values())
@@ -72,7 +74,7 @@ def main() -> int:
                     continue
                 name = "healthy" if fault is None else fault["name"]
                 if fault is not None:
-                    _faults(url, "POST", fault)
+                    _faults(url, "PUT", fault)
                 began = time.monotonic()
                 try:
                     found = check(client, short)

@@ -21,7 +21,7 @@ PER_KIND: Final = 40
 
 
 def small() -> list[Question]:
-    """For a model of 100M to 1B parameters: one step each, with an example of the form."""
+    """For a model of 100M to 1B parameters: one step each.  SmolLM2-135M has 49 of 120 right."""
     return [*_sums(), *_notes(), *_copies()]
 
 
@@ -35,68 +35,65 @@ SETS: Final[dict[str, Callable[[], list[Question]]]] = {"small": small, "large":
 # --- small ---
 
 _TOOLS: Final = ("pens", "cups", "keys", "coins", "shirts", "books", "plates", "stamps")
-
-
-def _sums() -> Iterator[Question]:
-    for n in range(PER_KIND):
-        a, b = 2 + (7 * n) % 9, 1 + (5 * n + 3 + n // 36) % 9
-        if n % 4 == 0:
-            prompt, answer = f"What is {a} + {b}?", a + b
-        elif n % 4 == 1:
-            prompt, answer = f"What is {a + b} - {b}?", a
-        elif n % 4 == 2:
-            prompt, answer = f"What is {10 * a} + {b}?", 10 * a + b
-        else:
-            thing = _TOOLS[n % len(_TOOLS)]
-            prompt, answer = f"Ada has {a} {thing} and gets {b} more. How many {thing} does she have?", a + b
-        prompt = f"What is 3 + 4? 7\nWhat is 9 - 2? 7\n{prompt} Answer with the number only."
-        yield Question(f"s-arithmetic-{n:02d}", ARITHMETIC, prompt, NUMBER, str(answer), max_tokens=8)
-
-
 _PEOPLE: Final = ("Mara", "Tomas", "Ines", "Jonas", "Priya", "Oleg", "Hana", "Felix", "Nadia", "Bruno")
 _TOWNS: Final = ("Lisbon", "Oslo", "Kyoto", "Quito", "Cairo", "Dublin", "Hanoi", "Perth", "Bergen", "Lima")
 _JOBS: Final = ("baker", "nurse", "pilot", "farmer", "painter", "teacher", "lawyer", "singer", "plumber", "chemist")
 _COLOURS: Final = ("red", "green", "yellow", "purple", "orange", "silver", "brown", "pink")
+_WORDS: Final = ("river", "candle", "window", "garden", "silver", "rocket", "butter", "forest", "pencil", "monkey")
+
+
+def _sums() -> Iterator[Question]:
+    """Sums and differences of one step."""
+    for n in range(PER_KIND):
+        a, b, name = 2 + (7 * n) % 9, 1 + (5 * n + 3 + n // 36) % 9, f"s-arithmetic-{n:02d}"
+        if n % 4 == 0:
+            yield Question(name, ARITHMETIC, f"What is {10 * a} + {b}?", NUMBER, str(10 * a + b), max_tokens=24)
+        elif n % 4 == 1:
+            yield Question(name, ARITHMETIC, f"What is {a + b} - {b}?", NUMBER, str(a), max_tokens=24)
+        elif n % 4 == 2:
+            yield Question(name, ARITHMETIC, f"What is {a} + {b}?", NUMBER, str(a + b), max_tokens=24)
+        else:
+            thing = _TOOLS[n % len(_TOOLS)]
+            prompt = f"Ada has {a} {thing} and gets {b} more. How many {thing} does she have now?"
+            yield Question(name, ARITHMETIC, prompt, NUMBER, str(a + b), max_tokens=32)
 
 
 def _notes() -> Iterator[Question]:
+    """One or two sentences; the answer stands in them."""
     for n in range(PER_KIND):
         who, other = _PEOPLE[n % 10], _PEOPLE[(n + 3) % 10]
         town, elsewhere = _TOWNS[(3 * n + n // 10) % 10], _TOWNS[(3 * n + n // 10 + 4) % 10]
         job, work = _JOBS[(7 * n + n // 10) % 10], _JOBS[(7 * n + n // 10 + 5) % 10]
-        text = f"{who} is a {job} and lives in {town}. {other} is a {work} and lives in {elsewhere}."
-        asked, answer, not_this = (
-            (f"In which town does {who} live?", town, elsewhere),
-            (f"In which town does {other} live?", elsewhere, town),
-            (f"What is the job of {who}?", job, work),
-            (f"Who lives in {town}?", who, other),
-        )[n % 4]
-        prompt = f"Read the text and answer with one word.\nText: {text}\nQuestion: {asked}\nAnswer:"
-        yield Question(f"s-extraction-{n:02d}", EXTRACTION, prompt, PHRASE, answer, (not_this,), max_tokens=12)
-
-
-_WORDS: Final = ("river", "candle", "window", "garden", "silver", "rocket", "butter", "forest", "pencil", "monkey")
+        one = f"{who} is a {job} and lives in {town}."
+        two = f"{one} {other} is a {work} and lives in {elsewhere}."
+        code, wrong = str(2311 + 173 * n), str(9187 - 131 * n)
+        prompt, answer, not_this = (
+            (f"{one} Where does {who} live?", town, elsewhere),
+            (f"{two} Where does {other} live?", elsewhere, town),
+            (f"{two} What is the job of {who}?", job, work),
+            (f"The code of the door of {who} is {code}. The code of the door of {other} is {wrong}. "
+             f"What is the code of the door of {who}?", code, wrong),
+        )[n % 4]  # fmt: skip
+        others = (not_this,) if not_this in prompt else ()
+        yield Question(f"s-extraction-{n:02d}", EXTRACTION, prompt, PHRASE, answer, others, max_tokens=24)
 
 
 def _copies() -> Iterator[Question]:
+    """Exact copies, order, and one word only."""
     for n in range(PER_KIND):
-        a, b = _WORDS[n % 10], _WORDS[(n + 1 + n // 10) % 10]
+        a, b, c = _WORDS[n % 10], _WORDS[(n + 1 + n // 10) % 10], _WORDS[(n + 4 + n // 10) % 10]
         colour = _COLOURS[(n + n // 10) % 8]
         asked, pattern, sample = (
-            (
-                f"Repeat this word and write nothing else: {a} {colour}",
-                rf"['\"]?{a} {colour}['\"]?\.?",
-                f"{a} {colour}",
-            ),
-            (f"Write the words {a} and {b}, separated by a comma, and nothing else.", rf"{a}, ?{b}\.?", f"{a}, {b}"),
-            (f"Write {a} {b} in capital letters and nothing else.", rf"{(a + ' ' + b).upper()}\.?", f"{a} {b}".upper()),
-            (
-                f"Text: the {a} is {colour}. Write the colour of the {a}, one word only.",
-                rf"[{colour[0].upper()}{colour[0]}]{colour[1:]}\.?",
-                colour,
-            ),
-        )[n % 4]
-        yield Question(f"s-format-{n:02d}", FORMAT, asked, PATTERN, pattern, max_tokens=12, sample=sample)
+            (f"Repeat this sentence exactly: The {a} is {colour}.", rf"['\"]?The {a} is {colour}\.?['\"]?",
+             f"The {a} is {colour}."),
+            (f"Write a list of these three words, in this order: {a}, {b}, {c}",
+             rf"(?si).*\b{a}\b.*\b{b}\b.*\b{c}\b.*", f"1. {a}\n2. {b}\n3. {c}"),
+            (f"Repeat this sentence exactly: I see a {a} and a {b}.", rf"['\"]?I see a {a} and a {b}\.?['\"]?",
+             f"I see a {a} and a {b}."),
+            (f"Repeat this sentence exactly: My {a} lies beside the {b}.", rf"['\"]?My {a} lies beside the {b}\.?['\"]?",
+             f"My {a} lies beside the {b}."),
+        )[n % 4]  # fmt: skip
+        yield Question(f"s-format-{n:02d}", FORMAT, asked, PATTERN, pattern, max_tokens=24, sample=sample)
 
 
 # --- large ---

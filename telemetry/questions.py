@@ -63,7 +63,7 @@ class Question:
             return _names(words, self.expected) and not any(_names(words, other) for other in self.others)
         if self.checker == PATTERN:
             return re.fullmatch(self.expected, text.strip()) is not None
-        return _json(text) == json.loads(self.expected)
+        return bool(_json(text) == json.loads(self.expected))
 
 
 def score(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, bool]:

@@ -32,6 +32,7 @@ HORIZON: Final = 1000
 ALPHA: Final = 0.01
 ALTERNATIVES: Final = (0.02, 0.05, 0.2, 0.9)
 WEIGHTS: Final = (0.2, 0.5, 0.2, 0.1)
+HIGHEST: Final = 1e250  # a stake is cut here, long after the alarm
 AT_START: Final = 0.5  # of the stake; the rest is spread over later starts
 
 
@@ -56,7 +57,7 @@ class Watch:
         self._stakes = self._stakes + start * self._weights
         self._waiting = max(0.0, self._waiting - start)
         ratio = self._rates / self.flake_rate if wrong else (1 - self._rates) / (1 - self.flake_rate)
-        self._stakes = self._stakes * ratio
+        self._stakes = np.minimum(self._stakes * ratio, HIGHEST)
         self.seen += 1
         self.wrong += wrong
         self.highest = max(self.highest, self.stake)
@@ -101,6 +102,7 @@ def alarms(
         stakes = (stakes + start * weights) * np.where(
             results[:, number, None], rates / flake_rate, (1 - rates) / (1 - flake_rate)
         )
+        stakes = np.minimum(stakes, HIGHEST)
         found[(found < 0) & (stakes.sum(axis=1) + max(0.0, waiting) >= 1 / alpha)] = number + 1
     return found
 

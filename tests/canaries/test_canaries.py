@@ -121,8 +121,8 @@ def test_unstable_and_narrow_prompts_are_left_out_with_the_reason(served: Served
     made = record(served.client, runs=2)
     assert made.left and all("margin" in one.reason and "wanted" in one.reason for one in made.left)
     served.model = FakeModel(wrong_under_load=True)
-    with pytest.raises(UserError, match="the baseline runs disagree"):
-        record(served.client, runs=4)
+    made = record(served.client, runs=4)  # a prompt or two may have been asked alone every time
+    assert len(made.left) > 30 and all("the baseline runs disagree" in one.reason for one in made.left)
     served.model = FakeModel(logprobs=False)
     with pytest.raises(UserError, match="gives no logprobs"):
         record(served.client, runs=2)

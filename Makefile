@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-overload accept-conformance accept-soak accept-mutations kernels-table clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -69,6 +69,9 @@ accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and c
 
 accept-overload: $(VENV)/.run ## half of what the engine carries, then 3 times that rate: the queue must take it, step times must not; 3 minutes
 	@$(BIN)/python -m benchmarks.accept_overload
+
+accept-canaries: $(VENV)/.run ## the engine's faults against recorded canaries: each must be called by its name; 20 minutes
+	@$(BIN)/python -m benchmarks.accept_canaries
 
 CONFORMANCE ?= 400
 accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE (400) requests an operation; about 10 minutes

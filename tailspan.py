@@ -12,14 +12,17 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from dashboards.commands import demo_command, up_command
+from dashboards.commands import demo_command, report_command, up_command
 from engine.commands import serve_command
+from loadgen.canaries.commands import app as canaries_app
 from loadgen.commands import run_command, traces
 from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app
 from telemetry.floor_command import floor_command
+from telemetry.gate_command import gate_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from telemetry.slo_commands import app as slo_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,12 +33,16 @@ app = typer.Typer(
 )
 app.command("demo")(demo_command)
 app.command("floor")(floor_command)
+app.command("gate")(gate_command)
+app.command("report")(report_command)
 app.command("run")(run_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)
+app.add_typer(canaries_app, name="canaries")
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
+app.add_typer(slo_app, name="slo")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,9 @@
-"""The commands of this folder: ``tailspan demo`` and ``tailspan up``.  Light to import; the work is in demo and up."""
+"""The commands of this folder: ``tailspan demo``, ``tailspan report`` and ``tailspan up``.  Light to import; the work
+is in demo and up."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,3 +33,22 @@ def up_command(
 
     code = bring_up(model=model, engine_port=engine_port, ui_port=ui_port, prometheus_port=prometheus_port)
     raise typer.Exit(code)
+
+
+def report_command(
+    run: Annotated[str, typer.Argument(help="A bundle's path, its id, a unique start of it, or: latest")] = "latest",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file to write [default: tailspan-ID.html]")
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder of run bundles.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Judge by this SLO file or preset, not by the run's own.")] = None,
+) -> None:
+    """One run as one HTML file: opens with the network off, small enough to mail."""
+    from dashboards.report import write
+    from telemetry.bundle import resolve
+    from telemetry.slo import load
+
+    path = resolve(run, root)
+    file = out or Path(f"tailspan-{path.name}.html")
+    size = write(path, file, load(slo) if slo else None)
+    typer.echo(f"{file} ({size / 1024:.0f} KiB)")

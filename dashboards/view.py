@@ -90,10 +90,10 @@ def is_running(path: Path) -> bool:
     return bundle.status == RUNNING and bundle.writer_alive()
 
 
-def load(path: Path) -> View:
-    """Everything but the list of the slowest.  UserError when the bundle cannot be read."""
+def load(path: Path, policy: slo.Slo | None = None) -> View:
+    """Everything but the list of the slowest, under the run's own SLO or another.  UserError: it cannot be read."""
     bundle = Bundle.open(path)
-    policy = slo_of(bundle)
+    policy = policy or slo_of(bundle)
     summary = summarize(bundle, policy)
     verdicts = bundle.verdicts(policy)
     requests = bundle.table("requests", list(dict.fromkeys((*phases.COLUMNS, "canary_kind"))))
@@ -112,10 +112,10 @@ def load(path: Path) -> View:
     )
 
 
-def slowest(path: Path, *, by: str, label: str | None) -> list[Slow]:
+def slowest(path: Path, *, by: str, label: str | None, policy: slo.Slo | None = None) -> list[Slow]:
     """The slowest requests by ``e2e`` or ``ttft``, of one label or of all but the invalid; answered ones first."""
     bundle = Bundle.open(path)
-    verdicts = bundle.verdicts(slo_of(bundle))
+    verdicts = bundle.verdicts(policy or slo_of(bundle))
     requests = bundle.table("requests", list(_WORST_COLUMNS))
     rows = queries.worst(requests, verdicts, by=by, label=label, limit=WORST_SHOWN)
     chosen = requests.filter(pc.is_in(requests["index"], pa.array([row["index"] for row in rows], pa.int64())))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +27,7 @@ SAMPLE_ROWS = 5  # requests that a dry run prints
 def run_command(
     target: Annotated[str, typer.Option(help="Base URL of the server, or several separated by commas.")],
     trace: Annotated[str, typer.Option(help="A known trace (tailspan traces list) or a file.")] = "azure-2023-conv",
-    slo: Annotated[str, typer.Option(help="SLO file in YAML, or a preset: chat, demo.")] = "chat",
+    slo: Annotated[str, typer.Option(help="SLO file in YAML, or a preset (tailspan slo list).")] = "chat",
     model: Annotated[str, typer.Option(help="Reference model: its tokenizer and template count tokens.")] = "smollm2",
     served_model: Annotated[str | None, typer.Option(help="Model name to send. [default: what is served]")] = None,
     window: Annotated[str | None, typer.Option(metavar="START:END", help="Part of the trace, in its seconds.")] = None,
@@ -65,6 +66,9 @@ def run_command(
     runs: Annotated[str | None, typer.Option(help="Folder of run bundles. [default: $TAILSPAN_RUNS or runs]")] = None,
     name: Annotated[str | None, typer.Option(help="A name for this run, kept in its manifest.")] = None,
     web_ui: Annotated[bool, typer.Option("--web-ui", help="Show Locust's web page, which can stop it.")] = False,
+    baseline: Annotated[str | None, typer.Option(help="Compare with this baseline, or with a run.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write Markdown for a pull request to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; send nothing of it.")] = False,
 ) -> int:
@@ -72,6 +76,9 @@ def run_command(
     from rich.console import Console
 
     from loadgen.run import Options, prepare, run
+    from telemetry.baseline import Load, require_same_load, resolve_baseline
+    from telemetry.gate import gate
+    from telemetry.gate_command import deliver, tell
     from telemetry.terminal import render, show
 
     start_s, duration_s = time_window(window, start, duration)
@@ -106,16 +113,23 @@ def run_command(
         web_ui=web_ui,
         command=" ".join(["tailspan", *sys.argv[1:]]),
     )
+    others = resolve_baseline(baseline, Path(runs) if runs else None) if baseline else []  # refused before any load
     prepared = prepare(options, Console(stderr=True))
+    load = Load(prepared.trace.sha256, len(prepared.schedule), prepared.schedule.length_s)
+    require_same_load(others, load, baseline)
     if dry_run:
         print_plan(prepared, as_json=as_json)
         return 0
-    _, summary = run(options, prepared, Console(stderr=True))
+    bundle, _ = run(options, prepared, Console(stderr=True))
+    found = gate(bundle, prepared.objective, baseline, others)
+    deliver(found, summary, junit)
     if as_json:
-        print(json.dumps(summary.to_dict(), indent=2))
+        print(json.dumps(found.to_dict(), indent=2))
     else:
-        show(render(summary))
-    return int(summary.exit_code)
+        show(render(found.summary))
+        if others:
+            tell(found)
+    return found.exit_code
 
 
 def time_window(window: str | None, start: float | None, duration: float | None) -> tuple[float, float | None]:

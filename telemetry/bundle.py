@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -41,7 +42,7 @@ KEEP_WRONG: Final = "wrong"  # the default: texts of answers that fail a hard ch
 KEEP_ALL: Final = "all"
 KEEP_TEXT: Final = (KEEP_NONE, KEEP_WRONG, KEEP_ALL)
 
-JUDGE_VERSION: Final = 1  # raise it when outcomes.judge changes its mind, so that kept verdicts are made anew
+JUDGE_VERSION: Final = 2  # raise it when outcomes.judge changes its mind, so that kept verdicts are made anew
 _BASIS_KEY: Final = b"tailspan.basis"
 _SECRET_KEYS: Final = frozenset({"api_key", "apikey", "authorization", "password", "secret", "token", "bearer"})
 
@@ -153,18 +154,35 @@ class Bundle:
                 if (file.metadata.metadata or {}).get(_BASIS_KEY) == basis:
                     return file.read()
         table = outcomes.judge(
-            self.table("requests", outcomes.COLUMNS),
+            self.table("requests", outcomes.columns(slo)),
             slo,
             self.scheduled,
             self.status,
             workers_lost=bool(validity.lost_workers(self.manifest)),
             stalls=outcomes.stall_windows(self.table("series")),
+            checks=self.checks(),
         )
         if self.status != RUNNING and os.access(self.path, os.W_OK):
             sink = pa.BufferOutputStream()
             pq.write_table(table.replace_schema_metadata({_BASIS_KEY: basis}), sink, compression="zstd")
             write_atomically(cache, sink.getvalue().to_pybytes())
         return table
+
+    def add_checks(self, name: str, table: pa.Table) -> None:
+        """Keep what a check found of answers (schema outcomes.CHECKS), beside the facts, in place of its last finding.
+
+        ValueError for another schema, or a name that is none (lower-case letters, digits, ``_`` and ``-``).
+        """
+        if not re.fullmatch(r"[a-z0-9_-]+", name) or not table.schema.equals(outcomes.CHECKS):
+            raise ValueError(f"checks {name!r} with columns {table.schema.names}: see outcomes.CHECKS")
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        write_atomically(self.path / f"checks-{name}.parquet", sink.getvalue().to_pybytes())
+
+    def checks(self) -> pa.Table:
+        """All findings on answers that were added (schema outcomes.CHECKS); empty where none was."""
+        found = [pq.read_table(file).cast(outcomes.CHECKS) for file in sorted(self.path.glob("checks-*.parquet"))]
+        return pa.concat_tables([outcomes.CHECKS.empty_table(), *found])
 
     @property
     def scheduled(self) -> int:
@@ -188,9 +206,10 @@ class Bundle:
         if not compacted and self.status != RUNNING and "validity" in self.manifest:
             return False
         status = INCOMPLETE if self.status == RUNNING else self.status
-        found = self.read("requests", [*outcomes.COLUMNS, "sent_s"])
+        policy = of_manifest(self.manifest)
+        found = self.read("requests", [*outcomes.columns(policy), "sent_s"])
         manifest = {**self.manifest, "status": status}
-        judged = validity.assess(found.table, manifest, of_manifest(self.manifest))
+        judged = validity.assess(found.table, manifest, policy)
         self.update(
             status=status,
             validity=judged.to_dict(),
@@ -205,7 +224,9 @@ class Bundle:
             (f"{p.parent.name}/{p.name}", p.stat().st_size) for t in tables for p in self.path.glob(f"{t}/*.*")
         )
         lost = validity.lost_workers(self.manifest)
-        return json.dumps([JUDGE_VERSION, self.status, self.manifest.get("scheduled"), lost, parts]).encode()
+        checks = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(self.path.glob("checks-*.parquet"))]
+        basis = [JUDGE_VERSION, self.status, self.manifest.get("scheduled"), lost, parts, *checks]
+        return json.dumps(basis).encode()
 
     def writer_alive(self) -> bool:
         """Whether the process that created this bundle still runs on this host."""

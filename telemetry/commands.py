@@ -1,4 +1,4 @@
-"""``tailspan runs list | show | check``: look at run bundles without making load.
+"""``tailspan runs list | show | check | relabel | baseline``: look at run bundles without making load.
 
 Owns the options and the output of these commands; what they say comes from ``summary`` and ``check``.  Heavy imports
 stay inside the functions, so that ``tailspan --help`` is quick.
@@ -98,6 +98,87 @@ def check_command(
         typer.echo(f"{len(findings) - len(failed)} of {len(findings)} checks hold for run {bundle.run_id}")
     if failed:
         raise typer.Exit(names.EXIT_RUN_NOT_VALID)
+
+
+@app.command("relabel")
+def relabel_command(
+    slo: Annotated[str, typer.Option("--slo", help="The other SLO file or preset")],
+    run: Run = "latest",
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """What another SLO says of a run: which labels move.  No row of it is touched."""
+    from telemetry.bundle import Bundle
+    from telemetry.relabel import relabel
+    from telemetry.slo import load, of_manifest
+    from telemetry.summary import summarize
+
+    bundle = Bundle.open(run, root)
+    old, new = of_manifest(bundle.manifest), load(slo)
+    found = relabel(bundle, old, new)
+    summary = summarize(bundle, new)
+    if as_json:
+        _print_json(
+            {
+                "run_id": bundle.run_id,
+                "from": old.name,
+                "to": new.name,
+                **found.to_dict(),
+                "sentence": summary.sentence,
+                "exit_code": summary.exit_code,
+            }
+        )
+        return
+    typer.echo(f"{'label':<9}{old.name:>12}{new.name:>12}")
+    for label in names.LABELS:
+        typer.echo(f"{label:<9}{found.before[label]:>12}{found.after[label]:>12}")
+    for (before, after), count in found.moves.items():
+        if before != after:
+            typer.echo(f"{count} {before} -> {after}")
+    total = sum(found.after.values())
+    typer.echo(f"{found.changed} of {total} requests have another label; under {new.name}: {summary.sentence}")
+
+
+baselines = typer.Typer(help="Runs kept by a name, to compare later ones with.", no_args_is_help=True)
+app.add_typer(baselines, name="baseline")
+
+
+@baselines.command("set")
+def baseline_set(
+    name: Annotated[str, typer.Argument(help="Such as: main")],
+    runs: Annotated[list[str], typer.Argument(help="Runs that it stands for; three or more show the noise")],
+    root: Root = None,
+    add: Annotated[bool, typer.Option("--add", help="Add to the runs it already holds (the newest 20 stay)")] = False,
+) -> None:
+    """Make a name stand for runs: complete, VALID, of one load."""
+    from telemetry.baseline import set_baseline
+
+    kept = set_baseline(name, runs, root, add=add)
+    typer.echo(f"{name}: {', '.join(kept)}")
+
+
+@baselines.command("list")
+def baseline_list(root: Root = None, as_json: AsJson = False) -> None:
+    """All names with their runs."""
+    from telemetry.baseline import list_baselines
+
+    found = list_baselines(root)
+    if as_json:
+        _print_json(found)
+        return
+    for name, runs in found.items():
+        typer.echo(f"{name}: {', '.join(runs)}")
+    if not found:
+        typer.echo("no baseline yet; set one: tailspan runs baseline set NAME RUN")
+
+
+@baselines.command("remove")
+def baseline_remove(name: Annotated[str, typer.Argument()], root: Root = None) -> None:
+    """Forget a name; its runs stay."""
+    from telemetry.baseline import remove_baseline
+
+    remove_baseline(name, root)
+    typer.echo(f"{name}: forgotten")
 
 
 def _told(repaired: bool, manifest: dict[str, Any]) -> str:

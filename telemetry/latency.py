@@ -56,8 +56,16 @@ class Population:
         mask = np.ones(rows.num_rows, dtype=np.bool_)
         if traffic_class is not None:
             mask = pc.fill_null(pc.equal(rows.column("class"), traffic_class), False).to_numpy().astype(np.bool_)
-        times = self._times(rows.filter(pa.array(mask & ~self._dropped)), measure, from_send)
-        return times[~np.isnan(times)], int((mask & self._dropped).sum())
+        found = times(rows.filter(pa.array(mask & ~self._dropped)), measure, from_send=from_send)
+        return found[~np.isnan(found)], int((mask & self._dropped).sum())
+
+    def ranked(self, measure: str) -> Floats:
+        """Seconds of a measure in the order of the intended send, +inf for the dropped; undefined ones left out."""
+        rows = self._rows
+        found = times(rows, measure)
+        found[self._dropped] = np.inf
+        found = found[np.argsort(rows.column("intended_s").to_numpy(), kind="stable")]
+        return found[~np.isnan(found)]
 
     def percentiles(
         self, measure: str, ps: Sequence[float], *, from_send: bool = False, survivors: bool = False
@@ -66,26 +74,28 @@ class Population:
         values, dropped = self.values(measure, from_send=from_send)
         return stats.percentiles(values, ps, 0 if survivors else dropped)
 
-    @staticmethod
-    def _times(rows: pa.Table, measure: str, from_send: bool) -> Floats:
-        def column(name: str) -> Floats:
-            values: Floats = rows.column(name).cast(pa.float64()).to_numpy()
-            return values
 
-        start = column("sent_s" if from_send else "intended_s")
-        if measure == "ttft":
-            return column("first_token_s") - start
-        if measure == "e2e":
-            return column("end_s") - start
-        if measure in ("tpot", "gap"):
-            return column({"tpot": "tpot_s", "gap": "max_gap_s"}[measure])
-        if measure == names.CLIENT_WAIT:
-            return column("sent_s") - column("intended_s")
-        if measure == names.NETWORK:
-            return column("end_s") - column("sent_s") - column("server_duration_s")
-        if measure in names.PHASES:
-            return column(f"phase_{measure}_s")
-        raise ValueError(f"no measure {measure!r}")
+def times(rows: pa.Table, measure: str, *, from_send: bool = False) -> Floats:
+    """Seconds of one measure of every row; NaN where it is undefined.  ValueError for no such measure."""
+
+    def column(name: str) -> Floats:
+        values: Floats = rows.column(name).cast(pa.float64()).to_numpy().copy()
+        return values
+
+    start = column("sent_s" if from_send else "intended_s")
+    if measure == "ttft":
+        return column("first_token_s") - start
+    if measure == "e2e":
+        return column("end_s") - start
+    if measure in ("tpot", "gap"):
+        return column({"tpot": "tpot_s", "gap": "max_gap_s"}[measure])
+    if measure == names.CLIENT_WAIT:
+        return column("sent_s") - column("intended_s")
+    if measure == names.NETWORK:
+        return column("end_s") - column("sent_s") - column("server_duration_s")
+    if measure in names.PHASES:
+        return column(f"phase_{measure}_s")
+    raise ValueError(f"no measure {measure!r}")
 
 
 def mean_parts(rows: pa.Table) -> dict[str, float]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry import hard_checks, names
+from telemetry import fluidity, hard_checks, names
 from telemetry.slo import Slo
 
 YES: Final = "yes"
@@ -45,7 +45,8 @@ VERDICTS: Final = pa.schema(
         ("late", pa.bool_()),  # complete, but past a deadline, whatever its label
         ("late_kind", pa.string()),
         ("wrong_kind", pa.string()),
-        ("verified", pa.bool_()),
+        ("verified", pa.bool_()),  # correct = yes: a check that knows the right answer has seen it
+        ("fluidity", pa.float64()),  # 0..1; null where the SLO does not ask for it, or no token came
     ]
 )
 #: The columns of the requests table that ``judge`` reads.
@@ -54,12 +55,28 @@ COLUMNS: Final = (
     "done_marker", "input_tokens", *hard_checks.COLUMNS,
 )  # fmt: skip
 
+#: What a check that knows the right answer found: a row per request and check (``Bundle.add_checks``).
+CHECKS: Final = pa.schema(
+    [
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("check", pa.string(), nullable=False),  # its name; the wrong_kind of an answer that fails it
+        pa.field("passed", pa.bool_(), nullable=False),
+    ]
+)
+
+
+def columns(slo: Slo) -> tuple[str, ...]:
+    """The columns that ``judge`` reads under an SLO: the moments of all chunks only where it asks for fluidity."""
+    return (*COLUMNS, "chunk_s", "chunk_tokens") if slo.wants_fluidity else COLUMNS
+
+
 #: Windows in which a server had requests running and made no token: target -> [(start_s, end_s)], run time.
 Stalls = Mapping[str, Sequence[tuple[float, float]]]
 Bools = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.int8]
 
-_REASONS: Final = (*names.INVALID_REASONS, *names.DROP_REASONS, *hard_checks.WRONG_KINDS, *LATE_KINDS)
+#: Positions in this list (and, behind it, of the names of checks) are the codes of reasons.
+_REASONS: Final = (*names.INVALID_REASONS, *names.DROP_REASONS, *LATE_KINDS, *hard_checks.WRONG_KINDS)
 
 
 def judge(
@@ -70,12 +87,14 @@ def judge(
     *,
     workers_lost: bool = False,
     stalls: Stalls | None = None,
+    checks: pa.Table | None = None,
 ) -> pa.Table:
     """The verdicts (schema VERDICTS) on all requests of the schedule, sorted by index.
 
-    requests: at least COLUMNS.  status: of the manifest; while it is "running" only rows that exist are judged,
-    afterwards a request without a row is invalid: its worker was lost, or the run ended before it did.  A second row of
-    an index, and one outside the schedule, is ignored here and reported by ``check``.
+    checks: schema CHECKS; a complete answer that passes one is correct, one that fails any is wrong. requests: at least
+    ``columns(slo)``.  status: of the manifest; while it is "running" only rows that exist are judged, afterwards a
+    request without a row is invalid: its worker was lost, or the run ended before it did.  A second row of an index,
+    and one outside the schedule, is ignored here and reported by ``check``.
     """
     rows = _one_per_index(requests, scheduled)
     index = rows.column("index").to_numpy()
@@ -83,22 +102,26 @@ def judge(
     absent[index] = False
     missing = np.flatnonzero(absent)
     why = names.WORKER_LOST if workers_lost or status == "complete" else names.CUT_BY_END
-    judged = _judge_rows(rows, slo, stalls or {}).with_missing(len(missing), why)
+    checks = CHECKS.empty_table() if checks is None else checks
+    wrong_kinds = _wrong_kinds(checks)
+    judged = _judge_rows(rows, slo, stalls or {}, checks, wrong_kinds).with_missing(len(missing), why)
 
     late, wrong = judged.late_kind >= 0, judged.wrong_kind >= 0
     yes_no = (NO, YES, UNCHECKED)
+    reasons = (*_REASONS[: -len(hard_checks.WRONG_KINDS)], *wrong_kinds)
     table = pa.Table.from_arrays(
         [
             pa.array(np.concatenate([index, missing])),
             _strings(judged.answered.astype(np.int8), yes_no),
             _strings((judged.answered & ~late).astype(np.int8), yes_no),
-            _strings(np.where(wrong, np.int8(0), np.int8(2)), yes_no),
+            _strings(np.where(wrong, np.int8(0), np.where(judged.verified, np.int8(1), np.int8(2))), yes_no),
             _strings(judged.label, names.LABELS),
-            _strings(judged.reason, _REASONS),
+            _strings(judged.reason, reasons),
             pa.array(late),
             _strings(judged.late_kind, LATE_KINDS),
-            _strings(judged.wrong_kind, hard_checks.WRONG_KINDS),
-            pa.array(np.zeros(len(late), dtype=np.bool_)),  # none of the checks of a row alone verifies an answer
+            _strings(judged.wrong_kind, wrong_kinds),
+            pa.array(judged.verified),
+            pa.array(judged.fluidity, pa.float64(), mask=np.isnan(judged.fluidity)),
         ],
         schema=VERDICTS,
     )
@@ -114,6 +137,8 @@ class _Judged:
     reason: Codes
     late_kind: Codes
     wrong_kind: Codes
+    verified: Bools
+    fluidity: npt.NDArray[np.float64]
 
     def with_missing(self, count: int, why: str) -> _Judged:
         """The same with ``count`` requests behind that have no row."""
@@ -127,10 +152,12 @@ class _Judged:
             more(self.reason, _REASONS.index(why)),
             more(self.late_kind, -1),
             more(self.wrong_kind, -1),
+            np.concatenate([self.verified, np.zeros(count, dtype=np.bool_)]),
+            np.concatenate([self.fluidity, np.full(count, np.nan)]),
         )
 
 
-def _judge_rows(rows: pa.Table, slo: Slo, stalls: Stalls) -> _Judged:
+def _judge_rows(rows: pa.Table, slo: Slo, stalls: Stalls, checks: pa.Table, wrong_kinds: Sequence[str]) -> _Judged:
     error = rows.column("error")
     failed, ended = _known(error), _known(rows.column("end_s"))
     deadlines = slo.deadline_columns(rows)
@@ -155,8 +182,12 @@ def _judge_rows(rows: pa.Table, slo: Slo, stalls: Stalls) -> _Judged:
     answered = ended & (dropped < 0) & ~failed
 
     # wrong and late: of complete answers
-    wrong = np.where(answered, hard_checks.failures(rows), np.int8(-1))
-    late = _late_kind(rows, answered, *deadlines)
+    failed_check, passed_check = _checked(rows, checks, wrong_kinds)
+    wrong = hard_checks.failures(rows)
+    wrong = np.where(answered, np.where(wrong >= 0, wrong, failed_check), np.int8(-1))
+    fluid = _fluidity(rows, slo, d_ttft) if slo.wants_fluidity else np.full(rows.num_rows, np.nan)
+    least = slo.fluidity_columns(rows)[1]
+    late = _late_kind(rows, answered, *deadlines, halting=fluid < least)  # false where either is not known
 
     label = np.full(rows.num_rows, names.LABELS.index(names.GOOD), dtype=np.int8)
     reason = np.full(rows.num_rows, -1, dtype=np.int8)
@@ -169,7 +200,36 @@ def _judge_rows(rows: pa.Table, slo: Slo, stalls: Stalls) -> _Judged:
         holds = why >= 0
         label[holds] = names.LABELS.index(name)
         reason[holds] = why[holds] + offset
-    return _Judged(answered, label, reason, late, wrong)
+    verified = answered & passed_check & (wrong < 0)
+    return _Judged(answered, label, reason, late, wrong, verified, np.where(answered, fluid, np.nan))
+
+
+def _wrong_kinds(checks: pa.Table) -> tuple[str, ...]:
+    """The hard checks, then the other checks by name: the first that an answer fails is its kind."""
+    others = sorted(set(pc.unique(checks.column("check")).to_pylist()) - set(hard_checks.WRONG_KINDS))
+    if len(_REASONS) + len(others) > np.iinfo(np.int8).max:
+        raise ValueError(f"{len(others)} kinds of checks are more than a verdict table can name")
+    return (*hard_checks.WRONG_KINDS, *others)
+
+
+def _checked(rows: pa.Table, checks: pa.Table, wrong_kinds: Sequence[str]) -> tuple[Codes, Bools]:
+    """Per row: the first check it failed (position in wrong_kinds, -1: none), and whether it passed one."""
+    failed = np.full(rows.num_rows, -1, dtype=np.int8)
+    passed = np.zeros(rows.num_rows, dtype=np.bool_)
+    place = pc.index_in(checks.column("index"), rows.column("index").combine_chunks())
+    kinds = pc.index_in(checks.column("check"), pa.array(wrong_kinds))
+    known = _known(place)
+    where, kind = pc.fill_null(place, 0).to_numpy()[known], kinds.to_numpy()[known].astype(np.int8)
+    good = checks.column("passed").to_numpy().astype(np.bool_)[known]
+    passed[where[good]] = True
+    order = np.argsort(-kind[~good], kind="stable")  # the first kind is written last and stays
+    failed[where[~good][order]] = kind[~good][order]
+    return failed, passed
+
+
+def _fluidity(rows: pa.Table, slo: Slo, d_ttft: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    pace, _ = slo.fluidity_columns(rows)
+    return fluidity.of_rows(rows, d_ttft, pace)
 
 
 def _late_kind(
@@ -178,6 +238,8 @@ def _late_kind(
     d_ttft: npt.NDArray[np.float64],
     d_gap: npt.NDArray[np.float64],
     d_e2e: npt.NDArray[np.float64],
+    *,
+    halting: Bools,
 ) -> Codes:
     intended, end = _floats(rows, "intended_s"), _floats(rows, "end_s")
     first = _floats(rows, "first_token_s")
@@ -185,7 +247,7 @@ def _late_kind(
     gap = _floats(rows, "max_gap_s")
     kind = np.full(rows.num_rows, -1, dtype=np.int8)
     kind[answered & (end - intended > d_e2e)] = LATE_KINDS.index("e2e")
-    kind[answered & ~np.isnan(gap) & (gap > d_gap)] = LATE_KINDS.index("gap")
+    kind[answered & (halting | (~np.isnan(gap) & (gap > d_gap)))] = LATE_KINDS.index("gap")
     kind[answered & (first - intended > d_ttft)] = LATE_KINDS.index("ttft")
     return kind
 

@@ -13,10 +13,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry import latency, names, outcomes, stats, validity
+from telemetry import burn_rate, canary_estimate, latency, names, outcomes, stats, validity
 from telemetry.bundle import INTERRUPTED, Bundle
+from telemetry.judged import Judged, decide, judge_objective
+from telemetry.objective import BROKEN, GOODPUT, HELD, UNDECIDED, Objective
 from telemetry.phases import TTFT, Growth, Split, growth_through_run, splits
-from telemetry.slo import GOODPUT, SHARES, Objective, Slo
+from telemetry.slo import Slo
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 PHASE_PERCENTILES: Final = (50.0, 90.0, 99.0)
@@ -44,20 +46,6 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """An objective and what the run says to it.  value: seconds, or a share; None: no data, or unbounded."""
-
-    objective: Objective
-    value: float | None
-    unbounded: bool
-    low: float | None
-    high: float | None
-    n: int
-    certified: bool
-    holds: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """One of the worst requests; times in seconds from its intended send."""
 
@@ -75,7 +63,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Everything that is said about a run.  ``held``: the SLO; ``exit_code``: by the precedence of telemetry.names."""
+    """Everything that is said about a run.  ``held``: the SLO; ``exit_code``: by the precedence of telemetry.names.
+
+    decision: held, broken or undecided (too few requests).  alerts: burn-rate alerts that would have fired. fluidity:
+    p5 and p50 of the answers, where the SLO asks for it.  canaries: the estimate of wrong from checked answers.
+    """
 
     run_id: str
     path: str
@@ -87,6 +79,7 @@ class Summary:
     validity: validity.Validity
     sentence: str
     held: bool
+    decision: str
     exit_code: int
     attempted: int
     judged: int
@@ -100,6 +93,10 @@ class Summary:
     growth: Growth | None
     overload: str | None
     objectives: tuple[Judged, ...]
+    rule: str
+    alerts: tuple[burn_rate.Fired, ...]
+    fluidity: dict[str, float] | None
+    canaries: canary_estimate.Estimate | None
     worst: tuple[Request, ...]
     torn_bytes: int
     next: tuple[str, ...]
@@ -121,7 +118,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
     attempted = verdicts.num_rows
     judged = attempted - labels[names.INVALID]
     objectives = tuple(judge_objective(o, population, requests, verdicts) for o in slo.objectives)
-    held = judged > 0 and all(one.holds for one in objectives)
+    decision = decide(slo, objectives) if judged else UNDECIDED
     growth = growth_through_run(answered)
     overload = _overload(growth)
     simulated = bundle.manifest.get(names.SIMULATED_KEY)
@@ -135,10 +132,11 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         simulated=simulated,
         slo=slo.name,
         validity=run,
-        sentence=_sentence(held, objectives, labels, reasons, judged, _blame(answered, verdicts))
+        sentence=_sentence(decision, objectives, labels, reasons, judged, _blame(answered, verdicts))
         + ("" if simulated is None else f" [SIMULATED: {simulated}]"),
-        held=held,
-        exit_code=_exit_code(bundle.status, run, held),
+        held=decision == HELD,
+        decision=decision,
+        exit_code=_exit_code(bundle.status, run, decision),
         attempted=attempted,
         judged=judged,
         labels=labels,
@@ -151,33 +149,14 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         growth=growth,
         overload=overload,
         objectives=objectives,
+        rule=slo.rule.words(slo.objectives),
+        alerts=tuple(burn_rate.replay(slo, requests, verdicts)),
+        fluidity=_fluidity(verdicts),
+        canaries=canary_estimate.estimate(requests, verdicts),
         worst=_worst(requests, verdicts),
         torn_bytes=read.torn_bytes,
         next=(f"tailspan runs check {bundle.run_id}", "tailspan up"),
     )
-
-
-def judge_objective(
-    objective: Objective, population: latency.Population, requests: pa.Table, verdicts: pa.Table
-) -> Judged:
-    """Whether the run keeps one objective.  Requests without an answer count as infinitely slow."""
-    if objective.measure in SHARES:
-        labels = outcomes.counts(_of_class(verdicts, requests, objective.traffic_class))
-        n = sum(labels.values()) - labels[names.INVALID]
-        label = names.GOOD if objective.measure == GOODPUT else objective.measure
-        share = labels[label] / n if n else None
-        return Judged(objective, share, False, None, None, n, n > 0, objective.holds(share))
-    values, dropped = population.values(objective.measure, traffic_class=objective.traffic_class)
-    found = stats.percentile(values, objective.percentile or 0.0, dropped)
-    holds = objective.holds(found.value, unbounded=found.unbounded)
-    return Judged(objective, found.value, found.unbounded, found.low, found.high, found.n, found.certified, holds)
-
-
-def _of_class(verdicts: pa.Table, requests: pa.Table, traffic_class: str | None) -> pa.Table:
-    if traffic_class is None:
-        return verdicts
-    index = requests.filter(pc.equal(requests.column("class"), traffic_class)).column("index")
-    return verdicts.filter(pc.is_in(verdicts.column("index"), index.combine_chunks()))
 
 
 def _latency(population: latency.Population, measure: str) -> Latency:
@@ -191,19 +170,27 @@ def _latency(population: latency.Population, measure: str) -> Latency:
     )
 
 
-def _exit_code(status: str, run: validity.Validity, held: bool) -> int:
+def _fluidity(verdicts: pa.Table) -> dict[str, float] | None:
+    values = pc.drop_null(verdicts.column("fluidity")).to_numpy()
+    if not len(values):
+        return None
+    low, middle = stats.percentiles(1 - values, (95.0, 50.0))
+    return {"p5": 1 - (low.value or 0.0), "p50": 1 - (middle.value or 0.0), "n": float(len(values))}
+
+
+def _exit_code(status: str, run: validity.Validity, decision: str) -> int:
     if status == INTERRUPTED:
         return names.EXIT_INTERRUPTED
     holding = set()
-    if run.verdict != names.VALID:
+    if run.verdict != names.VALID or decision == UNDECIDED:  # a run too small for its SLO answers nothing either
         holding.add(names.EXIT_RUN_NOT_VALID)
-    if not held:
+    if decision == BROKEN:
         holding.add(names.EXIT_SLO_BROKEN)
     return next((code for code in names.EXIT_PRECEDENCE if code in holding), names.EXIT_OK)
 
 
 def _sentence(
-    held: bool,
+    decision: str,
     objectives: tuple[Judged, ...],
     labels: dict[str, int],
     reasons: dict[str, dict[str, int]],
@@ -216,7 +203,14 @@ def _sentence(
         f", {one.objective.text} asked" for one in objectives if not one.holds and one.objective.measure == GOODPUT
     ]
     good = f"{labels[names.GOOD]} of {judged} good ({format_share(labels[names.GOOD] / judged)}{''.join(asked[:1])})"
-    parts = [] if held else [_broken(one) for one in objectives if not one.holds and one.objective.measure != GOODPUT]
+    failing = [one for one in objectives if one.verdict == BROKEN and one.objective.measure != GOODPUT]
+    parts = [_broken(one) for one in failing] if decision == BROKEN else []
+    if decision == UNDECIDED:
+        parts = [
+            f"{one.objective.text} needs {one.objective.min_requests} requests, {one.n} there"
+            for one in objectives
+            if one.verdict == UNDECIDED
+        ]
     counts = []
     for label in (names.LATE, names.WRONG, names.DROPPED):
         if labels[label]:
@@ -226,16 +220,17 @@ def _sentence(
                 f", mostly {blame}" if label == names.LATE and blame else f" ({named})" if label != names.LATE else ""
             )
             counts.append(f"{labels[label]} {label}{note}")
-    return f"SLO {'held' if held else 'broken'}: " + "; ".join([good, *parts[:2], *counts])
+    return f"SLO {decision}: " + "; ".join([good, *parts[:2], *counts])
 
 
 def _broken(one: Judged) -> str:
     objective = one.objective
     name = objective.measure if objective.percentile is None else f"{objective.measure} p{objective.percentile:g}"
     shown = format_value(one)
+    sign = "<" if objective.op == ">=" else ">"
     for measure in ("ttft", "tpot"):
         name = name.replace(measure, measure.upper())
-    return f"{name} {shown} > {format_bound(objective)}"
+    return f"{name} {shown} {sign} {format_bound(objective)}"
 
 
 def format_value(one: Judged) -> str:
@@ -244,12 +239,12 @@ def format_value(one: Judged) -> str:
         return "unbounded"
     if one.value is None:
         return "no data"
-    return format_share(one.value) if one.objective.measure in SHARES else format_seconds(one.value)
+    return format_share(one.value) if one.objective.is_fraction else format_seconds(one.value)
 
 
 def format_bound(objective: Objective) -> str:
     """The bound of an objective as a person writes it."""
-    return format_share(objective.bound) if objective.measure in SHARES else format_seconds(objective.bound)
+    return format_share(objective.bound) if objective.is_fraction else format_seconds(objective.bound)
 
 
 def format_share(share: float) -> str:

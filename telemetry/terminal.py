@@ -15,11 +15,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from telemetry import names
+from telemetry import burn_rate, names
+from telemetry.judged import Judged
+from telemetry.objective import BROKEN, HELD, UNDECIDED
 from telemetry.phases import Split
 from telemetry.stats import Percentile, needed_to_certify
 from telemetry.summary import (
-    Judged,
     Latency,
     Request,
     Summary,
@@ -36,6 +37,7 @@ LABEL_STYLES: Final = {
     names.INVALID: "dim",
 }
 BAR_WIDTH: Final = 20
+ALERTS_SHOWN: Final = 3
 _TITLES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 
 
@@ -48,7 +50,7 @@ def render(summary: Summary) -> RenderableType:
         blocks += [Text(), _phases(summary.phases)]
     if summary.overload:
         blocks.append(Text(summary.overload, style="bold"))
-    blocks += [Text(), _objectives(summary.objectives)]
+    blocks += [Text(), _objectives(summary.objectives), *_beside(summary)]
     if summary.worst:
         blocks += [Text(), _worst(summary.worst)]
     blocks += [Text(), _closing(summary)]
@@ -73,7 +75,7 @@ def render_list(rows: Sequence[tuple[str, Summary | str]]) -> RenderableType:
             problems.append(Text(f"{run_id}: {summary}", style="red"))
             continue
         good = "" if summary.goodput is None else format_share(summary.goodput)
-        slo = f"{summary.slo} {'held' if summary.held else 'broken'}"
+        slo = f"{summary.slo} {summary.decision}"
         table.add_row(
             run_id, summary.status, summary.trace, str(summary.attempted), good, summary.validity.verdict, slo
         )
@@ -216,19 +218,55 @@ def _bar(split: Split, seconds: float) -> str:
     return "█" * max(0, round(BAR_WIDTH * share))
 
 
+_MARKS: Final = {HELD: ("pass", "green"), BROKEN: ("FAIL", "bold red"), UNDECIDED: ("open", "yellow")}
+
+
 def _objectives(objectives: Sequence[Judged]) -> Table:
-    table = _table(title="Objectives", columns=("", "objective", "measured", "95 % band", "n"))
+    table = _table(title="Objectives", columns=("", "objective", "measured", "95 % band", "n", "budget spent"))
     for one in objectives:
-        text = one.objective.text
-        if one.objective.traffic_class:
-            text += f" (class {one.objective.traffic_class})"
+        show = format_share if one.objective.is_fraction else format_seconds
         band = ""
-        if one.low is not None:
-            band = f"{format_seconds(one.low)} – {'?' if one.high is None else format_seconds(one.high)}"
+        if one.low is not None or one.high is not None:
+            low, high = ("?" if end is None else show(end) for end in (one.low, one.high))
+            band = f"{low} – {high}"
         measured = format_value(one) + ("" if one.certified else " *")
-        mark = Text("pass", style="green") if one.holds else Text("FAIL", style="bold red")
-        table.add_row(mark, text, measured, band, str(one.n))
+        mark = Text(*_MARKS[one.verdict])
+        spent = "" if one.budget_spent is None else f"{100 * one.budget_spent:.0f} %"
+        table.add_row(mark, one.objective.sentence, measured, band, str(one.n), spent)
     return table
+
+
+def _beside(summary: Summary) -> list[Text]:
+    """What stands below the objectives: how they are joined, alerts, fluidity, and what canaries saw."""
+    lines = []
+    if " OR " in summary.rule:
+        lines.append(Text(f"joined as: {summary.rule}", style="dim"))
+    strongest = burn_rate.strongest(summary.alerts)
+    for one in strongest[:ALERTS_SHOWN]:
+        lines.append(
+            Text(
+                f"alert   {one.severity}: {one.objective} burns its budget {one.worst:.1f}x over {_window(one.long_s)} "
+                f"(fires above {one.factor:g}x), from {one.first_s:.0f} s on",
+                style="yellow",
+            )
+        )
+    if len(strongest) > ALERTS_SHOWN:
+        lines.append(Text(f"        and {len(strongest) - ALERTS_SHOWN} more burn-rate alerts", style="yellow"))
+    if summary.fluidity is not None:
+        p5, p50 = (format_share(summary.fluidity[key]) for key in ("p5", "p50"))
+        lines.append(Text(f"fluidity p5 {p5}, p50 {p50} of the token deadlines met, n = {summary.fluidity['n']:.0f}"))
+    if (seen := summary.canaries) is not None:
+        text = (
+            f"checked {seen.checked} answers: {seen.wrong} wrong, {format_share(seen.low)} – {format_share(seen.high)}"
+        )
+        if seen.could_see is not None:
+            text += f"; could have seen {format_share(seen.could_see)} wrong (3 or more, with 95 %)"
+        lines.append(Text(text))
+    return lines
+
+
+def _window(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds < 86_400 else f"{seconds / 86_400:g} d"
 
 
 def _worst(requests: Sequence[Request]) -> Table:
@@ -263,6 +301,12 @@ def _table(*headers: str, title: str | None = None, columns: Sequence[str] = ())
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
     )
     for place, header in enumerate((*headers, *columns)):
-        right = (header.startswith("p") and header[1:2].isdigit()) or header in ("n", "share", "index", "at")
+        right = (header.startswith("p") and header[1:2].isdigit()) or header in (
+            "n",
+            "share",
+            "index",
+            "at",
+            "budget spent",
+        )
         table.add_column(header, justify="right" if right else "left", no_wrap=place < 2)
     return table

@@ -140,7 +140,7 @@ def test_what_is_no_slo_file_is_refused(text: str) -> None:
 
 
 def test_a_missing_file_names_the_presets(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="chat, demo"):
+    with pytest.raises(UserError, match="batch, chat, code, demo, voice"):
         slo.load(tmp_path / "none.yaml")
     with pytest.raises(UserError):
         slo.load(tmp_path)

@@ -14,7 +14,8 @@ import typer
 
 from dashboards.commands import demo_command, up_command
 from engine.commands import serve_command
-from loadgen.commands import run_command, traces
+from loadgen.commands import run_command
+from loadgen.traces.commands import traces
 from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app

@@ -24,8 +24,9 @@ import numpy as np
 
 from loadgen.calls import CHAT_PATH
 from loadgen.prompts import PromptMaker
-from loadgen.schedule import Schedule, Transforms, build
+from loadgen.schedule import Schedule, build
 from loadgen.traces.trace import Trace
+from loadgen.transforms import Transforms
 from models.errors import UserError
 
 BUDGET_S: Final = 15.0  # what the probe aims at

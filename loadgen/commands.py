@@ -1,4 +1,4 @@
-"""`tailspan run` and `tailspan traces`: options in, `loadgen.run` and `loadgen.traces` called, results printed.
+"""`tailspan run`: options in, `loadgen.run` called, the result printed.
 
 Results go to stdout (a table, or JSON with --json), the course of things to stderr.  Heavy modules are imported in the
 commands, so that `tailspan --help` stays fast.  Exit codes are those of telemetry.names.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadgen.traces.commands import (
+    BlockSize,
+    Columns,
+    Failures,
+    Format,
+    Restart,
+    Seed,
+    TimeUnit,
+    choices_of,
+)
 from models.errors import UserError
 
 if TYPE_CHECKING:
     from loadgen.run import Prepared
-    from loadgen.traces.trace import Trace
-
-traces = typer.Typer(no_args_is_help=True, help="Arrival traces: which are known, where they lie, what they are like.")
 
 SAMPLE_ROWS = 5  # requests that a dry run prints
 
@@ -41,6 +48,20 @@ def run_command(
         float | None, typer.Option(metavar="UTILISATION", help="Measure the target, then scale to this share of it.")
     ] = None,
     over_limit: Annotated[str, typer.Option(help="Requests beyond the context: skip, clip or fail.")] = "skip",
+    dequantise: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Spread arrivals over the tick of the recorder's clock.")
+    ] = None,
+    loop: Annotated[int, typer.Option(help="How often the window is sent, one after the other.")] = 1,
+    arrivals: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Other times: poisson:rate=5, gamma:rate=5,cv=3, ramp:from=1,to=9 …")
+    ] = None,
+    trace_format: Format = None,
+    columns: Columns = None,
+    time_unit: TimeUnit = None,
+    block_size: BlockSize = None,
+    failures: Failures = "drop",
+    restart: Restart = "fail",
+    trace_seed: Seed = 0,
     workers: Annotated[int, typer.Option(help="Sender processes.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of thinning, texts and sampling.")] = 0,
     salt: Annotated[
@@ -71,6 +92,7 @@ def run_command(
     """Replay a trace against a server, open loop, and judge every request."""
     from rich.console import Console
 
+    from loadgen.arrivals import ArrivalModel
     from loadgen.run import Options, prepare, run
     from telemetry.terminal import render, show
 
@@ -88,6 +110,10 @@ def run_command(
         length_scale=length_scale,
         fit=fit,
         over_limit=over_limit,
+        dequantise_s=dequantise,
+        loop=loop,
+        arrivals=None if arrivals is None else ArrivalModel.parse(arrivals, "--arrivals"),
+        choices=choices_of(trace_format, columns, time_unit, block_size, failures, restart, trace_seed),
         workers=workers,
         seed=seed,
         salt=salt,
@@ -172,112 +198,3 @@ def print_plan(prepared: Prepared, *, as_json: bool) -> None:
         text = json.loads(call.body)["messages"][0]["content"]
         lengths = f"in {call.input_tokens:>6,}  out {call.expected_output_tokens:>5,}"
         print(f"  {call.intended_s:9.4f} s  {lengths}  {text[:70]}{'…' if len(text) > 70 else ''}")
-
-
-@traces.command("list")
-def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """The traces known by name, and whether they are on this machine."""
-    from loadgen.traces.catalogue import KNOWN
-    from loadgen.traces.find import on_disk
-
-    rows: list[dict[str, Any]] = []
-    for known in KNOWN.values():
-        found, _ = on_disk(known)
-        row: dict[str, Any] = {
-            "name": known.name,
-            "rows": known.rows,
-            "synthetic": known.synthetic,
-            "licence": known.licence,
-        }
-        rows.append({**row, "about": known.about, "path": str(found.path) if found else None})
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        print(f"{row['name']:<18}{row['rows']:>8,} rows  {row['licence']}\n    {row['about']}")
-        print(f"    {row['path'] or 'not on this machine yet: tailspan traces fetch ' + row['name']}")
-
-
-@traces.command("fetch")
-def fetch_trace(name: Annotated[str, typer.Argument(help="A known trace.")]) -> None:
-    """Download a known trace into the cache: pinned sha256, resumed where it broke off."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from loadgen.traces.catalogue import KNOWN
-    from loadgen.traces.fetch import FetchError, fetch
-    from loadgen.traces.find import cache_folder
-
-    known = KNOWN.get(name)
-    if known is None or known.url is None:
-        remote = ", ".join(entry.name for entry in KNOWN.values() if entry.url)
-        raise UserError(
-            f"{name!r} is not a trace that can be fetched", where="traces fetch", remedy=f"one of: {remote}"
-        )
-    print(f"{known.name}: {known.about}\nlicence {known.licence}; {known.citation}\nfrom {known.url}")
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(known.file, total=known.bytes)
-        try:
-            path = fetch(known, cache_folder(), lambda done, _: bar.update(task, completed=done))
-        except FetchError as error:
-            raise UserError(
-                f"{name} could not be fetched: {error}",
-                where="traces fetch",
-                remedy=f"try again, or put {known.file} into a folder named by TAILSPAN_TRACES",
-            ) from None
-    print(f"{path} (sha256 {known.sha256})")
-
-
-@traces.command("show")
-def show_trace(
-    name: Annotated[str, typer.Argument(help="A known trace or a file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> None:
-    """Counts, rate, burstiness and lengths of a trace."""
-    from loadgen.traces import registry
-    from loadgen.traces.find import locate
-    from loadgen.traces.statistics import describe
-
-    found = locate(name)
-    trace = registry.read(found.path, found.name)
-    figures = describe(trace.arrival_ns / 1e9, trace.input_tokens, trace.output_tokens)
-    if as_json:
-        facts: dict[str, Any] = {
-            "name": trace.name,
-            "format": trace.format,
-            "path": str(trace.path),
-            "sha256": trace.sha256,
-        }
-        rows = {"rows_read": trace.rows_read, "rows_kept": trace.rows_kept, "rows_dropped": trace.rows_dropped}
-        facts |= {"source": found.source, "synthetic": trace.synthetic, "notes": list(trace.notes)}
-        print(json.dumps({**facts, **rows, "inversions": trace.inversions, **figures.to_dict()}, indent=2))
-        return
-    print_trace(trace, found.sentence, figures.to_dict())
-
-
-def print_trace(trace: Trace, sentence: str, figures: dict[str, Any]) -> None:
-    """The figures as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    def number(value: float | None, unit: str = "") -> str:
-        return "not defined" if value is None else f"{value:,.4g}{unit}"
-
-    console = Console()
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("format", trace.format)
-    table.add_row("rows", trace.account())
-    for note in trace.notes:
-        table.add_row("warning", note)
-    table.add_row("span", number(figures["span_s"], " s"))
-    table.add_row("mean rate", number(figures["rate_per_s"], " /s") + f", at most {figures['peak_1s']} in one second")
-    table.add_row("CV of gaps", number(figures["gap_cv"]) + "  (Poisson 1)")
-    dispersion = "   ".join(f"{width} s: {number(value)}" for width, value in figures["iod"].items())
-    table.add_row("IoD", dispersion + "  (Poisson 1)")
-    table.add_row("longest gap", number(figures["longest_gap_s"], " s"))
-    table.add_row("equal stamps", str(figures["equal_stamps"]))
-    for key, label in (("input", "input tokens"), ("output", "output tokens")):
-        quantiles = "   ".join(f"{level} {value:,}" for level, value in figures[f"{key}_tokens"].items())
-        table.add_row(label, f"mean {figures[f'{key}_mean']:,.1f}   {quantiles}")
-    console.print(table)

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from loadgen.arrivals import ArrivalModel
 from loadgen.calls import Calls, Sampling
 from loadgen.job import KEEP_TEXT, CallSource, SendSettings
 from loadgen.prompts import PromptMaker
-from loadgen.schedule import Schedule, Transforms, build
+from loadgen.schedule import Schedule, build
 from loadgen.traces import registry
+from loadgen.traces.trace import Choices
+from loadgen.transforms import Transforms
 from models.errors import UserError
 
 PLAN_FILE: Final = "plan.json"
@@ -52,6 +55,10 @@ class Plan:
     rate_scale: float = 1.0
     length_scale: float = 1.0
     over_limit: str = "skip"
+    dequantise_s: float | None = None
+    loop: int = 1
+    arrivals: dict[str, Any] | None = None  # see loadgen.arrivals
+    trace_choices: dict[str, Any] = field(default_factory=dict)  # see loadgen.traces.trace.Choices
     exact_output: bool = True
     temperature: float = 1.0  # the default of OpenAI's API; colder, a small model falls into loops
     top_p: float = 0.95
@@ -77,6 +84,9 @@ class Plan:
             over_limit=self.over_limit,
             max_context=self.max_context,
             min_input=self.min_input,
+            dequantise_s=self.dequantise_s,
+            loop=self.loop,
+            arrivals=None if self.arrivals is None else ArrivalModel.parse(self.arrivals, "plan: arrivals"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,7 +228,13 @@ def checked_limits(
 
 def load_schedule(plan: Plan) -> Schedule:
     """Rebuild the schedule from the trace file.  Raises UserError where the file is no longer the one of the plan."""
-    trace = registry.read(Path(plan.trace_path), plan.trace_name)
+    trace = registry.read(
+        Path(plan.trace_path),
+        plan.trace_name,
+        Choices(**plan.trace_choices),
+        start_s=plan.start_s,
+        duration_s=None if plan.arrivals is not None else plan.duration_s,
+    )
     if trace.sha256 != plan.trace_sha256:
         raise UserError(
             f"the file has changed since the plan was made: sha256 {trace.sha256[:12]}…, not {plan.trace_sha256[:12]}…",

@@ -15,6 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from loadgen import calibrate, preflight
+from loadgen.arrivals import ArrivalModel
 from loadgen.calls import sampling_ratio
 from loadgen.drive import Drive, Interrupts
 from loadgen.finish import close_spans, judge, versions
@@ -28,10 +29,11 @@ from loadgen.plan import (
 )
 from loadgen.progress import Progress, Totals
 from loadgen.prompts import PromptMaker
-from loadgen.schedule import Schedule, Transforms, build, check
+from loadgen.schedule import Schedule, build
 from loadgen.scrape import Scraper
 from loadgen.traces import find, registry
-from loadgen.traces.trace import Trace
+from loadgen.traces.trace import Choices, Trace
+from loadgen.transforms import Transforms, check
 from models.errors import UserError
 from models.store import Reference, load_reference
 from telemetry import names, slo
@@ -58,6 +60,10 @@ class Options:
     length_scale: float | None = None
     fit: float | None = None
     over_limit: str = "skip"
+    dequantise_s: float | None = None
+    loop: int = 1
+    arrivals: ArrivalModel | None = None
+    choices: Choices = field(default_factory=Choices)
     workers: int = 1
     seed: int = 0
     salt: str | None = None
@@ -110,14 +116,23 @@ def prepare(options: Options, console: Console) -> Prepared:
         rate_scale=1.0 if options.rate_scale is None else options.rate_scale,
         length_scale=1.0 if options.length_scale is None else options.length_scale,
         over_limit=options.over_limit,
+        dequantise_s=options.dequantise_s,
+        loop=options.loop,
+        arrivals=options.arrivals,
     )
     check(transforms)
     found = find.locate(options.trace)
-    trace = registry.read(found.path, found.name)
+    trace = registry.read(
+        found.path,
+        found.name,
+        options.choices,
+        start_s=options.start_s,
+        duration_s=None if options.arrivals is not None else options.duration_s,
+    )
     say(console, "trace", found.sentence)
     say(console, "", trace.account())
     for note in trace.notes:
-        say(console, "", f"warning: {note}")
+        say(console, "", f"note: {note}")
     reference = load_reference(model_reference(options.model))
     maker = PromptMaker(reference.tokenizer, reference.template, seed=options.seed, salt=f"probe {time.time_ns()}")
     plan = Plan(
@@ -139,6 +154,10 @@ def prepare(options: Options, console: Console) -> Prepared:
         duration_s=options.duration_s,
         speed=options.speed,
         over_limit=options.over_limit,
+        dequantise_s=options.dequantise_s,
+        loop=options.loop,
+        arrivals=None if options.arrivals is None else options.arrivals.to_dict(),
+        trace_choices=options.choices.to_dict(),
         exact_output=options.exact_output,
         temperature=options.temperature,
         headers=headers,
@@ -175,7 +194,7 @@ def prepare(options: Options, console: Console) -> Prepared:
     records = [*schedule.records, *([{"name": "fit", **fit.to_dict()}] if fit else [])]
     say(console, "load", load_sentence(schedule))
     for record in schedule.records:
-        if record["name"] in ("over_limit", "shortest"):
+        if record["name"] in ("over_limit", "shortest", "dequantise", "loop", "arrivals", "classes"):
             say(console, "", ", ".join(f"{key} {value}" for key, value in record.items() if key != "name"))
     return Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, records)
 
@@ -262,6 +281,7 @@ def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
             "rows_dropped": trace.rows_dropped,
             "first_drop": trace.first_drop,
             "inversions": trace.inversions,
+            "choices": plan.trace_choices,
             "notes": list(trace.notes),
         },
         "scheduled": len(prepared.schedule),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -27,11 +28,30 @@ from models.errors import UserError
 if TYPE_CHECKING:
     from loadgen.run import Prepared
 
-SAMPLE_ROWS = 5  # requests that a dry run prints
+SAMPLE_ROWS: Final = 5  # requests that a dry run prints
+
+
+#: Parameter of the command -> option of loadgen.options, where the names differ.
+OPTION_OF: Final = {
+    "target": "targets",
+    "dequantise": "dequantise_s",
+    "connect_timeout": "connect_timeout_s",
+    "first_token_timeout": "first_token_timeout_s",
+    "total_timeout": "total_timeout_s",
+    "header": "headers",
+    "linger": "linger_s",
+}
+#: Parameters that are no option by themselves.
+NOT_OPTIONS: Final = (
+    "plan", "window", "start", "duration", "arrivals", "trace_format", "columns", "time_unit", "block_size", "failures",
+    "restart", "trace_seed", "as_json", "dry_run",
+)  # fmt: skip
 
 
 def run_command(
-    target: Annotated[str, typer.Option(help="Base URL of the server, or several separated by commas.")],
+    context: typer.Context,
+    plan: Annotated[str | None, typer.Argument(help="A plan in YAML, or one that ships; options given win.")] = None,
+    target: Annotated[str, typer.Option(help="Base URL of the server, or several separated by commas.")] = "",
     trace: Annotated[str, typer.Option(help="A known trace (tailspan traces list) or a file.")] = "azure-2023-conv",
     slo: Annotated[str, typer.Option(help="SLO file in YAML, or a preset: chat, demo.")] = "chat",
     model: Annotated[str, typer.Option(help="Reference model: its tokenizer and template count tokens.")] = "smollm2",
@@ -62,10 +82,17 @@ def run_command(
     failures: Failures = "drop",
     restart: Restart = "fail",
     trace_seed: Seed = 0,
+    share_prefixes: Annotated[
+        bool, typer.Option("--share-prefixes/--no-share-prefixes", help="Prompts begin alike where the trace says so.")
+    ] = True,
+    api: Annotated[str, typer.Option(help="chat, completions or responses.")] = "chat",
     workers: Annotated[int, typer.Option(help="Sender processes.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of thinning, texts and sampling.")] = 0,
     salt: Annotated[
-        str | None, typer.Option(help="Repeat the prompts of a run (meets the prefix cache). [default: the run's id]")
+        str | None,
+        typer.Option(
+            "--reuse-prompts", "--salt", help="Salt of a run, to send its prompts again (meets the cache). [default: the run's id]"
+        ),
     ] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Limit in flight; the run is then not open loop.")] = None,
     connect_timeout: Annotated[float, typer.Option(help="Seconds to connect.")] = 10.0,
@@ -82,10 +109,17 @@ def run_command(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
     ] = None,
+    proxy: Annotated[str | None, typer.Option(metavar="URL", help="HTTP proxy; its password as $VARIABLE.")] = None,
+    ca_file: Annotated[str | None, typer.Option(metavar="PEM", help="Certificates to trust, not the system's.")] = None,
+    verify_tls: Annotated[
+        bool, typer.Option("--verify-tls/--no-verify-tls", help="Check the target's certificate.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Run it so often, each with its own prompts.")] = 1,
     otlp_port: Annotated[int, typer.Option(min=0, max=65535, help="Where spans are received (OTLP/HTTP).")] = 4318,
     runs: Annotated[str | None, typer.Option(help="Folder of run bundles. [default: $TAILSPAN_RUNS or runs]")] = None,
     name: Annotated[str | None, typer.Option(help="A name for this run, kept in its manifest.")] = None,
     web_ui: Annotated[bool, typer.Option("--web-ui", help="Show Locust's web page, which can stop it.")] = False,
+    linger: Annotated[float, typer.Option(help="Seconds for which /metrics stays after the end.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; send nothing of it.")] = False,
 ) -> int:
@@ -93,55 +127,46 @@ def run_command(
     from rich.console import Console
 
     from loadgen.arrivals import ArrivalModel
-    from loadgen.run import Options, prepare, run
+    from loadgen.options import Options
+    from loadgen.plan_file import read
+    from loadgen.run import prepare, run
+    from telemetry.names import EXIT_INTERRUPTED, EXIT_OK, EXIT_PRECEDENCE
     from telemetry.terminal import render, show
 
-    start_s, duration_s = time_window(window, start, duration)
-    options = Options(
-        targets=target,
-        trace=trace,
-        slo=slo,
-        model=model,
-        served_model=served_model,
-        start_s=start_s,
-        duration_s=duration_s,
-        speed=speed,
-        rate_scale=rate_scale,
-        length_scale=length_scale,
-        fit=fit,
-        over_limit=over_limit,
-        dequantise_s=dequantise,
-        loop=loop,
-        arrivals=None if arrivals is None else ArrivalModel.parse(arrivals, "--arrivals"),
-        choices=choices_of(trace_format, columns, time_unit, block_size, failures, restart, trace_seed),
-        workers=workers,
-        seed=seed,
-        salt=salt,
-        max_concurrency=max_concurrency,
-        connect_timeout_s=connect_timeout,
-        first_token_timeout_s=first_token_timeout,
-        total_timeout_s=total_timeout,
-        keep_text=keep_text,
-        exact_output=exact_output,
-        temperature=temperature,
-        headers=header or [],
-        api_key_env=api_key_env,
-        otlp_port=otlp_port,
-        runs=runs,
-        name=name,
-        web_ui=web_ui,
-        command=" ".join(["tailspan", *sys.argv[1:]]),
-    )
-    prepared = prepare(options, Console(stderr=True))
-    if dry_run:
-        print_plan(prepared, as_json=as_json)
-        return 0
-    _, summary = run(options, prepared, Console(stderr=True))
-    if as_json:
-        print(json.dumps(summary.to_dict(), indent=2))
-    else:
-        show(render(summary))
-    return int(summary.exit_code)
+    given = {name: value for name, value in context.params.items() if was_given(context, name)}
+    values = read(plan) if plan is not None else {}
+    values |= {OPTION_OF.get(name, name): value for name, value in given.items() if name not in NOT_OPTIONS}
+    if given.keys() & {"window", "start", "duration"}:
+        values["start_s"], values["duration_s"] = time_window(window, start, duration)
+    if arrivals is not None:
+        values["arrivals"] = ArrivalModel.parse(arrivals, "--arrivals")
+    reading = ("trace_format", "columns", "time_unit", "block_size", "failures", "restart", "trace_seed")
+    if given.keys() & set(reading):
+        values["choices"] = choices_of(
+            trace_format, columns, time_unit, block_size, failures, restart, trace_seed
+        )
+    options = Options(**values, command=" ".join(["tailspan", *sys.argv[1:]]))
+    codes: set[int] = set()
+    for repeat in range(options.repeats):
+        prepared = prepare(options, Console(stderr=True))
+        if dry_run:
+            print_plan(prepared, as_json=as_json)
+            return EXIT_OK
+        _, summary = run(options, prepared, Console(stderr=True), repeat=repeat)
+        if as_json:
+            print(json.dumps(summary.to_dict(), indent=2 if options.repeats == 1 else None))
+        else:
+            show(render(summary))
+        codes.add(int(summary.exit_code))
+        if EXIT_INTERRUPTED in codes:
+            return EXIT_INTERRUPTED
+    return next((code for code in EXIT_PRECEDENCE if code in codes), EXIT_OK)
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Was this parameter set on the command line?  Then it wins over the plan."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def time_window(window: str | None, start: float | None, duration: float | None) -> tuple[float, float | None]:
@@ -167,19 +192,17 @@ def time_window(window: str | None, start: float | None, duration: float | None)
 
 def print_plan(prepared: Prepared, *, as_json: bool) -> None:
     """What would be sent: the transforms, and the first requests with their real bodies."""
-    from loadgen.calls import Calls, Sampling
-    from loadgen.prompts import PromptMaker
+    from loadgen.plan import calls_of
 
-    plan, reference = prepared.plan, prepared.reference
-    maker = PromptMaker(reference.tokenizer, reference.template, seed=plan.seed, salt=plan.salt or "dry run")
-    sampling = Sampling(plan.served_model, plan.seed, plan.temperature, plan.top_p, plan.exact_output)
-    calls = Calls(prepared.schedule, maker, sampling, "dry-run", plan.sampling_ratio)
+    plan = replace(prepared.plan, salt=prepared.plan.salt or "dry run", run_id="dry-run")
+    calls = calls_of(plan, prepared.schedule, prepared.reference)
     first = [calls.at(index) for index in range(min(SAMPLE_ROWS, len(prepared.schedule)))]
     if as_json:
         rows = [
             {
                 "index": call.index,
                 "trace_row": call.trace_row,
+                "class": call.klass,
                 "intended_s": call.intended_s,
                 "input_tokens": call.input_tokens,
                 "output_tokens": call.expected_output_tokens,
@@ -195,6 +218,12 @@ def print_plan(prepared: Prepared, *, as_json: bool) -> None:
         )
     print(f"\nthe first {len(first)} of {len(prepared.schedule):,} requests to {', '.join(plan.targets)}:")
     for call in first:
-        text = json.loads(call.body)["messages"][0]["content"]
-        lengths = f"in {call.input_tokens:>6,}  out {call.expected_output_tokens:>5,}"
+        text = prompt_text(json.loads(call.body))
+        lengths = f"in {call.input_tokens:>6,}  out {call.expected_output_tokens:>5,}  {call.klass}"
         print(f"  {call.intended_s:9.4f} s  {lengths}  {text[:70]}{'…' if len(text) > 70 else ''}")
+
+
+def prompt_text(body: dict[str, Any]) -> str:
+    """What the user says last in a body of any API."""
+    messages = body.get("messages") or body.get("input")
+    return str(messages[-1]["content"] if messages else body["prompt"])

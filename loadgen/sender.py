@@ -32,7 +32,7 @@ from loadgen.job import CallSource, SendSettings
 from loadgen.vitals import raise_file_limit
 from models.errors import UserError
 from telemetry.parts import PartWriter
-from telemetry.schema import REQUESTS
+from telemetry.schema import ATTEMPTS, REQUESTS
 
 Loader = Callable[[Path, int, int], tuple[SendSettings, CallSource]]
 
@@ -78,6 +78,7 @@ class Sender:
         self._commands: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._dispatcher: Dispatcher | None = None
         self._writer: PartWriter | None = None
+        self._attempts: PartWriter | None = None
         self._worker = 0
         self._started = False
         self._fault: BaseException | None = None
@@ -102,8 +103,9 @@ class Sender:
         finally:
             if progress is not None:
                 progress.cancel()
-            if self._writer is not None:
-                self._writer.close()
+            for writer in (self._writer, self._attempts):
+                if writer is not None:
+                    writer.close()
         if self._fault is not None:
             raise self._fault
         return 0
@@ -128,8 +130,12 @@ class Sender:
             tokenizer = load_reference(settings.tokenizer_ref).tokenizer
         folder = Path(str(command["bundle"])) / "requests"
         self._writer = PartWriter(folder, REQUESTS, f"worker-{self._worker}")
+        if settings.patience is not None:
+            self._attempts = PartWriter(folder.with_name("attempts"), ATTEMPTS, f"worker-{self._worker}")
         files = raise_file_limit()
-        self._dispatcher = Dispatcher(settings, source, self._writer, self._worker, tokenizer, self._on_drained)
+        self._dispatcher = Dispatcher(
+            settings, source, self._writer, self._worker, tokenizer, self._on_drained, self._attempts
+        )
         await self._dispatcher.prepare()
         self._output.emit(
             "ready",

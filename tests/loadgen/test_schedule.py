@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.schedule import Transforms, build
+from loadgen.schedule import build
 from loadgen.traces.trace import Rows, Trace
+from loadgen.transforms import Transforms
 from models.errors import UserError
 
 SECOND = 1_000_000_000

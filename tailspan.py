@@ -15,6 +15,7 @@ import typer
 from dashboards.commands import demo_command, up_command
 from engine.commands import serve_command
 from loadgen.commands import run_command
+from loadgen.selfcheck import selfcheck_command
 from loadgen.traces.commands import traces
 from models.commands import app as models_app
 from models.errors import UserError
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command("demo")(demo_command)
 app.command("floor")(floor_command)
 app.command("run")(run_command)
+app.command("selfcheck")(selfcheck_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)
 app.add_typer(traces, name="traces")

@@ -37,7 +37,9 @@ FIGURES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     SPIKE: (("rate", "peak", "at", "for"), ("cv",)),
 }
 MAX_ARRIVALS: Final = 100_000_000
-_REMEDY: Final = "write poisson:rate=5, gamma:rate=5,cv=3, ramp:from=1,to=10, steps:2x60,8x60 or spike:rate=2,peak=20,at=30,for=5"
+_REMEDY: Final = (
+    "write poisson:rate=5, gamma:rate=5,cv=3, ramp:from=1,to=10, steps:2x60,8x60 or spike:rate=2,peak=20,at=30,for=5"
+)
 _ARRIVALS: Final = 3  # stream of random numbers; those of the schedule are below
 
 
@@ -92,7 +94,9 @@ class ArrivalModel:
 
     def __str__(self) -> str:
         figures = ",".join(f"{name}={value:g}" for name, value in self.figures)
-        return f"{self.model}:" + ",".join([*(f"{rate:g}x{seconds:g}" for rate, seconds in self.steps), figures]).strip(",")
+        return f"{self.model}:" + ",".join([*(f"{rate:g}x{seconds:g}" for rate, seconds in self.steps), figures]).strip(
+            ","
+        )
 
     @property
     def cv(self) -> float:
@@ -134,7 +138,9 @@ class ArrivalModel:
         width, slope = np.diff(at)[part], np.diff(rates)[part]
         rest, rate = units - expected[part], rates[part]
         # rest = rate * t + slope / (2 width) * t^2, in the form that does not cancel
-        root = np.sqrt(np.maximum(0.0, rate**2 + 2 * rest * np.divide(slope, width, where=width > 0, out=np.zeros_like(slope))))
+        root = np.sqrt(
+            np.maximum(0.0, rate**2 + 2 * rest * np.divide(slope, width, where=width > 0, out=np.zeros_like(slope)))
+        )
         found = at[part] + np.divide(2 * rest, rate + root, where=(rate + root) > 0, out=np.zeros_like(rest))
         return found[found < length_s]
 

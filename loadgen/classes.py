@@ -45,7 +45,9 @@ class TrafficClass:
         if not isinstance(made.name, str) or not made.name or isinstance(made.share, bool):
             raise UserError(f"{dict(values)} is no class", where=where, remedy=remedy)
         if not isinstance(made.share, int | float) or not 0 <= made.share <= 1:
-            raise UserError(f"the share {made.share!r} of {made.name} is not between 0 and 1", where=where, remedy=remedy)
+            raise UserError(
+                f"the share {made.share!r} of {made.name} is not between 0 and 1", where=where, remedy=remedy
+            )
         if made.prompts not in KINDS:
             raise UserError(f"{made.prompts!r} is no kind of prompts", where=where, remedy=f"choose {', '.join(KINDS)}")
         if (made.prompts == FILE) != (made.file is not None):

@@ -73,7 +73,8 @@ def run_command(
     ] = None,
     loop: Annotated[int, typer.Option(help="How often the window is sent, one after the other.")] = 1,
     arrivals: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Other times: poisson:rate=5, gamma:rate=5,cv=3, ramp:from=1,to=9 …")
+        str | None,
+        typer.Option(metavar="MODEL", help="Other times: poisson:rate=5, gamma:rate=5,cv=3, ramp:from=1,to=9 …"),
     ] = None,
     trace_format: Format = None,
     columns: Columns = None,
@@ -91,7 +92,9 @@ def run_command(
     salt: Annotated[
         str | None,
         typer.Option(
-            "--reuse-prompts", "--salt", help="Salt of a run, to send its prompts again (meets the cache). [default: the run's id]"
+            "--reuse-prompts",
+            "--salt",
+            help="Salt of a run, to send its prompts again (meets the cache). [default: the run's id]",
         ),
     ] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Limit in flight; the run is then not open loop.")] = None,
@@ -119,6 +122,9 @@ def run_command(
     runs: Annotated[str | None, typer.Option(help="Folder of run bundles. [default: $TAILSPAN_RUNS or runs]")] = None,
     name: Annotated[str | None, typer.Option(help="A name for this run, kept in its manifest.")] = None,
     web_ui: Annotated[bool, typer.Option("--web-ui", help="Show Locust's web page, which can stop it.")] = False,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where the master serves /metrics. [default: a free port]")
+    ] = 0,
     linger: Annotated[float, typer.Option(help="Seconds for which /metrics stays after the end.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; send nothing of it.")] = False,
@@ -142,9 +148,7 @@ def run_command(
         values["arrivals"] = ArrivalModel.parse(arrivals, "--arrivals")
     reading = ("trace_format", "columns", "time_unit", "block_size", "failures", "restart", "trace_seed")
     if given.keys() & set(reading):
-        values["choices"] = choices_of(
-            trace_format, columns, time_unit, block_size, failures, restart, trace_seed
-        )
+        values["choices"] = choices_of(trace_format, columns, time_unit, block_size, failures, restart, trace_seed)
     options = Options(**values, command=" ".join(["tailspan", *sys.argv[1:]]))
     codes: set[int] = set()
     for repeat in range(options.repeats):

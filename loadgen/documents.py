@@ -48,7 +48,9 @@ class DocumentPrompts:
     def make(self, index: int, tokens: int) -> Prompt:
         """The prompt of a request, of `tokens` or `minimum`, whichever is more."""
         tokens = max(tokens, self.minimum)
-        draw = int.from_bytes(hashlib.blake2b(f"{self._seed}:{index}:document".encode(), digest_size=12).digest(), "big")
+        draw = int.from_bytes(
+            hashlib.blake2b(f"{self._seed}:{index}:document".encode(), digest_size=12).digest(), "big"
+        )
         number = draw % DOCUMENTS
         clauses, upto, facts = self._policy(number)
         head = self._maker.salt_words(-1 - number) + "."
@@ -85,4 +87,6 @@ def _clause(topic: str, place: str, amount: int) -> str:
 
 
 def _question(topic: str, place: str) -> str:
-    return f" According to the policy above, how many euros is the {topic} of the {place} office? Answer with the number."
+    return (
+        f" According to the policy above, how many euros is the {topic} of the {place} office? Answer with the number."
+    )

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
@@ -38,6 +38,7 @@ class Worker:
     pid: int | None = None
     sender_pid: int | None = None
     message: str = ""
+    clock: dict[str, Any] = field(default_factory=dict)  # its monotonic clock against the master's
     progress: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
 
@@ -49,7 +50,14 @@ class Worker:
         """The entry of the manifest."""
         figures = {key: value for key, value in self.end.items() if key not in ("ev", "worker")}
         status = "ok" if self.state == "ended" else "lost"
-        return {"name": self.name, "status": status, **({"message": self.message} if self.message else {}), **figures}
+        clock = {"clock": self.clock} if self.clock else {}
+        return {
+            "name": self.name,
+            "status": status,
+            **clock,
+            **({"message": self.message} if self.message else {}),
+            **figures,
+        }
 
 
 class Interrupts:
@@ -70,12 +78,21 @@ class Interrupts:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until the next signal."""
+        end, before = time.monotonic() + seconds, self.count
+        while self.count == before and time.monotonic() < end:
+            time.sleep(POLL_S)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
 
 
 class Drive:
-    """One run of a fleet.  After run(): status (of the bundle), workers, zero (ns, or None if it never started)."""
+    """One run of a fleet.  After run(): status (of the bundle), workers, zero (ns, or None if it never started).
+
+    on_progress: told the totals each second; returns the requests by verdict so far.
+    """
 
     def __init__(
         self,
@@ -86,7 +103,7 @@ class Drive:
         length_s: float,
         total_timeout_s: float,
         on_start: Callable[[int, int], None],
-        on_progress: Callable[[Totals], None],
+        on_progress: Callable[[Totals], Mapping[str, int]],
     ) -> None:
         self._fleet = fleet
         self._progress = progress
@@ -127,8 +144,7 @@ class Drive:
             if time.monotonic() - shown >= 1.0 and self.zero_ns is not None:
                 shown = time.monotonic()
                 totals = self.totals
-                self._progress.show(totals, "stopping" if self._stopping else "")
-                self._on_progress(totals)
+                self._progress.show(totals, self._on_progress(totals), "stopping" if self._stopping else "")
         for worker in self.workers:
             if worker.state == "lost" and worker.sender_pid is not None:
                 end_sender(worker.sender_pid)
@@ -155,6 +171,8 @@ class Drive:
             worker.state = "ready"
             for warning in event.get("warnings", []):
                 self._progress.say(f"{worker.name}: {warning}")
+        elif kind == "clock":
+            worker.clock = {key: value for key, value in event.items() if key not in ("ev", "worker")}
         elif kind == "progress":
             worker.progress = event
         elif kind == "end":

@@ -388,7 +388,9 @@ class Pool:
             head = await tunnel.answered
             status = head.split(b" ", 2)[1:2]
             if status != [b"200"]:
-                raise ConnectionRefusedError(f"the proxy answers {head[:80].decode('latin-1', 'replace').splitlines()[0]}")
+                raise ConnectionRefusedError(
+                    f"the proxy answers {head[:80].decode('latin-1', 'replace').splitlines()[0]}"
+                )
             connection = Connection(self._limits, self._return)
             inside = await loop.start_tls(transport, connection, tls, server_hostname=self.origin.host)
             if inside is None:

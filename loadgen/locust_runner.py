@@ -36,7 +36,18 @@ def free_port() -> int:
 class Fleet:
     """Master and workers of one run.  logs go to <bundle>/logs.  Not thread-safe, but next() may block elsewhere."""
 
-    def __init__(self, bundle: Path, plan: Path, workers: int, *, grace_s: float, web_port: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        plan: Path,
+        workers: int,
+        *,
+        grace_s: float,
+        web_port: int | None = None,
+        metrics_port: int | None = None,
+    ) -> None:
+        """metrics_port: where the master serves /metrics."""
+        self.metrics_port = metrics_port
         self.workers = workers
         self.web_port = web_port
         self._bundle, self._plan, self._grace_s = bundle, plan, grace_s
@@ -121,6 +132,8 @@ class Fleet:
             "TAILSPAN_WORKERS": str(self.workers),
             "TAILSPAN_GRACE_S": str(self._grace_s),
         }
+        if self.metrics_port is not None:
+            environment["TAILSPAN_METRICS_PORT"] = str(self.metrics_port)
         if fds:
             environment["TAILSPAN_EVENTS_FD"] = str(fds[0])
         command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--only-summary"]

@@ -56,4 +56,5 @@ class Options:
     web_ui: bool = False
     repeats: int = 1
     linger_s: float = 0.0
+    metrics_port: int = 0  # 0: a free one
     command: str = ""

@@ -53,7 +53,11 @@ class Patience:
         given = dict(values)
         if "retry_on" in given:
             reasons = given["retry_on"]
-            wrong = [one for one in reasons if one not in names.DROP_REASONS] if isinstance(reasons, list | tuple) else [reasons]
+            wrong = (
+                [one for one in reasons if one not in names.DROP_REASONS]
+                if isinstance(reasons, list | tuple)
+                else [reasons]
+            )
             if wrong:
                 raise UserError(
                     f"{wrong[0]!r} is no reason", where=where, remedy=f"choose from {', '.join(names.DROP_REASONS)}"

@@ -207,7 +207,9 @@ class _Reader:
 
     def _transforms(self, node: yaml.Node) -> Values:
         section = self._mapping(node, (*TRANSFORMS, "window", "arrivals"))
-        found = {TRANSFORMS[key][0]: self._value(section[key], TRANSFORMS[key][1]) for key in TRANSFORMS if key in section}
+        found = {
+            TRANSFORMS[key][0]: self._value(section[key], TRANSFORMS[key][1]) for key in TRANSFORMS if key in section
+        }
         if "window" in section:
             window = self._plain(section["window"])
             ends = window if isinstance(window, list) and len(window) == 2 else [None, None]

@@ -38,7 +38,7 @@ class Target:
 def get(
     url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S, way: Way = DIRECT, data: bytes | None = None
 ) -> tuple[int, bytes]:
-    """Status and body (at most LIMIT bytes) of a GET, or of a POST of data.  Raises OSError where there is no answer."""
+    """Status and body (at most LIMIT bytes) of a GET, or of a POST of data.  Raises OSError without an answer."""
     try:
         request = urllib.request.Request(url, headers=dict(headers), data=data)
         with way.opener.open(request, timeout=timeout_s) as answer:
@@ -83,9 +83,7 @@ def counted_by(
     """Tokens of a prompt ({"messages": …} or {"prompt": …}) as the server counts them; None: it does not say."""
     body = json.dumps({"model": model, **asked}).encode()
     try:
-        status, answer = get(
-            f"{url}/tokenize", {**headers, "Content-Type": "application/json"}, way=way, data=body
-        )
+        status, answer = get(f"{url}/tokenize", {**headers, "Content-Type": "application/json"}, way=way, data=body)
         count = json.loads(answer)["count"] if status == 200 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -262,7 +262,7 @@ class PromptMaker:
         return pieces
 
     def salt_words(self, index: int) -> str:
-        """Words that this salt gives no other number; their tokens are `salt_tokens`, with and without a space ahead."""
+        """Words that this salt gives no other number; `salt_tokens` of them, with or without a space ahead."""
         number = (self._salt_start + index * self._salt_stride) % self._salt_space
         words = []
         for _ in range(self._salt_length):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from loadgen.calls import sampling_ratio
 from loadgen.drive import Drive, Interrupts
 from loadgen.finish import close_spans, judge, versions
 from loadgen.job import SendSettings
+from loadgen.live import METRICS_FILE, Live
 from loadgen.locust_runner import Fleet, free_port
 from loadgen.options import Options
 from loadgen.plan import (
@@ -43,6 +45,7 @@ from models.errors import UserError
 from models.store import Reference, load_reference
 from telemetry import names, slo
 from telemetry.bundle import COMPLETE, INCOMPLETE, INTERRUPTED, Bundle
+from telemetry.parts import write_atomically
 from telemetry.receiver import Receiver
 
 WEB_PORT: Final = 8089  # Locust's own
@@ -90,7 +93,11 @@ def prepare(options: Options, console: Console) -> Prepared:
     )
     check(transforms)
     if options.salt is not None:
-        say(console, "", "warning: a given salt repeats the prompts of the run that had it; its cache may still hold them")
+        say(
+            console,
+            "",
+            "warning: a given salt repeats the prompts of the run that had it; its cache may still hold them",
+        )
     found = find.locate(options.trace)
     trace = registry.read(
         found.path,
@@ -216,11 +223,23 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
     bundle = Bundle.create(options.runs, {}, **manifest(options, prepared))
     plan = replace(plan, run_id=bundle.run_id, salt=plan.salt or bundle.run_id)
     plan.write(bundle.path / PLAN_FILE)
-    bundle.update(plan=plan.to_dict(), repeat=repeat, seeds={"schedule": plan.seed, "prompts": plan.seed, "salt": plan.salt})
+    bundle.update(
+        plan=plan.to_dict(), repeat=repeat, seeds={"schedule": plan.seed, "prompts": plan.seed, "salt": plan.salt}
+    )
     say(console, "run", f"{bundle.path}")
     receiver = started_receiver(bundle, options.otlp_port, console)
     web_port = free_web_port() if options.web_ui else None
-    fleet = Fleet(bundle.path, bundle.path / PLAN_FILE, plan.workers, grace_s=STOP_GRACE_S, web_port=web_port)
+    metrics_port = options.metrics_port or free_port()
+    fleet = Fleet(
+        bundle.path,
+        bundle.path / PLAN_FILE,
+        plan.workers,
+        grace_s=STOP_GRACE_S,
+        web_port=web_port,
+        metrics_port=metrics_port,
+    )
+    live = Live(bundle, prepared.objective, len(schedule))
+    say(console, "metrics", f"http://127.0.0.1:{metrics_port}/metrics, while the run goes")
     progress = Progress(console, len(schedule), schedule.length_s)
     scrapers: list[Scraper] = []
 
@@ -229,7 +248,7 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
         scrapers.append(Scraper(bundle, plan.targets, settings.headers, zero_ns, settings.way))
         scrapers[0].start()
 
-    def on_progress(totals: Totals) -> None:
+    def on_progress(totals: Totals) -> Mapping[str, int]:
         scrapers[0].note(
             **{
                 names.M_SCHEDULE_LAG: totals.lag_p99_s,
@@ -238,6 +257,9 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
                 names.M_CLIENT_INFLIGHT: totals.inflight,
             }
         )
+        live.update()
+        fleet.command(cmd="live", text=live.exposition(totals).decode(), rows=live.table())
+        return live.labels
 
     interrupts = Interrupts()
     began_cpu, began = time.process_time(), time.monotonic()
@@ -262,14 +284,25 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
             progress.close()
             for scraper in scrapers:
                 scraper.stop()
-            fleet.close(quickly=status != COMPLETE)
             cpu = (time.process_time() - began_cpu) / max(1e-9, time.monotonic() - began)
             bundle.update(status=status, workers=[worker.to_dict() for worker in drive.workers])
+            if drive.zero_ns is not None:
+                last_word(live, fleet, drive.totals, bundle)
+                interrupts.wait(options.linger_s)
+            fleet.close(quickly=status != COMPLETE)
             if drive.zero_ns is None:
                 say(console, "", f"the run did not start:\n{fleet.log_tail()}")
             spans = close_spans(bundle, receiver, quickly=status == INTERRUPTED)
             bundle.update(generator=generator(drive, cpu, scrapers), spans=spans)
         return bundle, judge(bundle, prepared.objective)
+
+
+def last_word(live: Live, fleet: Fleet, totals: Totals, bundle: Bundle) -> None:
+    """/metrics as the bundle has it, served while the master lives and kept beside the rows."""
+    live.finish()
+    text = live.exposition(totals)
+    fleet.command(cmd="live", text=text.decode(), rows=live.table())
+    write_atomically(bundle.path / METRICS_FILE, text)
 
 
 def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:

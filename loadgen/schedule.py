@@ -147,9 +147,7 @@ def _window_length_ns(trace: Trace, asked: Transforms) -> int:
     return end_ns if asked.duration_s is None else min(round(asked.duration_s * NANO), end_ns)
 
 
-def _dequantise(
-    trace: Trace, rows: _Rows, asked: Transforms, length_ns: int, records: list[dict[str, Any]]
-) -> _Rows:
+def _dequantise(trace: Trace, rows: _Rows, asked: Transforms, length_ns: int, records: list[dict[str, Any]]) -> _Rows:
     """Spread arrivals evenly over the tick after their stamp; rows of one stamp keep their order, so sessions do."""
     assert asked.dequantise_s is not None
     tick_ns = round(asked.dequantise_s * NANO)
@@ -162,9 +160,7 @@ def _dequantise(
     return moved.sorted()
 
 
-def _scale_rate(
-    trace: Trace, rows: _Rows, length_ns: int, asked: Transforms, records: list[dict[str, Any]]
-) -> _Rows:
+def _scale_rate(trace: Trace, rows: _Rows, length_ns: int, asked: Transforms, records: list[dict[str, Any]]) -> _Rows:
     """Thin, or lay rotated copies of the window over it.  A smaller scale keeps a subset of what a larger one keeps."""
     draws = _draws_by_session(trace, rows, np.random.default_rng([asked.seed, _THIN]))
     copies = int(asked.rate_scale)

@@ -119,7 +119,9 @@ class Scraper:
         if target in self._no_steps:
             return []
         try:
-            status, body = get(f"{target}/debug/steps?after={self._last_step[target]}", self._headers, TIMEOUT_S, self._way)
+            status, body = get(
+                f"{target}/debug/steps?after={self._last_step[target]}", self._headers, TIMEOUT_S, self._way
+            )
             if status != 200:
                 self._no_steps.add(target)
                 return []

@@ -4,8 +4,8 @@
              template        text of         text of                    template
                              ids[:g]         ids[g:2g]
 
-The text of a block depends on its ids, the copy of the request and the salt alone, so two prompts share the tokens up to
-an edge if and only if they share the ids up to it.  Edges lie at multiples of the block size times the length scale.
+The text of a block depends on its ids, the copy of the request and the salt alone, so two prompts share the tokens up
+to an edge if and only if they share the ids up to it.  Edges lie at multiples of the block size times the length scale.
 Where a scaled block is too short to tell its ids apart (it begins with salt words), g of them make one.
 Without ids, the turns of a session share all whole blocks of SESSION_BLOCK tokens: a conversation that grows.
 Must always hold: the whole prompt has exactly the asked number of tokens.

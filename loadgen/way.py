@@ -63,7 +63,5 @@ def checked_proxy(url: str) -> str:
     if not fits or parts.path.rstrip("/") or parts.query:
         raise UserError("this is no HTTP proxy", where="--proxy", remedy=remedy)
     if parts.password and not parts.password.startswith("$"):
-        raise UserError(
-            "the proxy's password would be kept in the run bundle", where="--proxy", remedy=remedy
-        )
+        raise UserError("the proxy's password would be kept in the run bundle", where="--proxy", remedy=remedy)
     return url.rstrip("/")

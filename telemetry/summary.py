@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry import latency, names, outcomes, stats, validity
+from telemetry import latency, names, outcomes, retries, stats, validity
 from telemetry.bundle import INTERRUPTED, Bundle
 from telemetry.phases import TTFT, Growth, Split, growth_through_run, splits
 from telemetry.slo import GOODPUT, SHARES, Objective, Slo
@@ -26,7 +26,11 @@ WORST: Final = 3
 GROWTH_FACTOR: Final = 2.0
 GROWTH_SHARE: Final = 0.5
 
-_COLUMNS: Final = tuple(dict.fromkeys((*outcomes.COLUMNS, *latency.COLUMNS, "trace_row", "error_detail")))
+_COLUMNS: Final = tuple(
+    dict.fromkeys(
+        (*outcomes.COLUMNS, *latency.COLUMNS, "trace_row", "error_detail", "cached_tokens", "prompt_tokens_reported")
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,9 @@ class Summary:
     overload: str | None
     objectives: tuple[Judged, ...]
     worst: tuple[Request, ...]
+    retries: retries.Retries | None  # of a plan with patience
+    open_loop: bool
+    cached_share: float | None  # of the prompt tokens, by the server's account; None: it gives none
     torn_bytes: int
     next: tuple[str, ...]
 
@@ -148,6 +155,9 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         overload=overload,
         objectives=objectives,
         worst=_worst(requests, verdicts),
+        retries=retries.of_attempts(bundle.table("attempts", retries.COLUMNS)),
+        open_loop=bool(bundle.manifest.get("open_loop", True)),
+        cached_share=_cached_share(requests),
         torn_bytes=read.torn_bytes,
         next=(f"tailspan runs check {bundle.run_id}", "tailspan up"),
     )
@@ -282,6 +292,15 @@ def _overload(growth: Growth | None) -> str | None:
         f"Overload: TTFT p90 grew from {format_seconds(growth.first.total_s)} in the first third of the run to "
         f"{format_seconds(growth.last.total_s)} in the last; the queue makes {100 * min(share, 1.0):.0f} % of that"
     )
+
+
+def _cached_share(requests: pa.Table) -> float | None:
+    """Prompt tokens found in the server's prefix cache, of those whose requests tell."""
+    told = requests.filter(
+        pc.and_(pc.is_valid(requests.column("cached_tokens")), pc.is_valid(requests.column("prompt_tokens_reported")))
+    )
+    prompt = pc.sum(told.column("prompt_tokens_reported")).as_py() or 0
+    return float(pc.sum(told.column("cached_tokens")).as_py() or 0) / prompt if prompt else None
 
 
 def _worst(requests: pa.Table, verdicts: pa.Table) -> tuple[Request, ...]:

@@ -46,6 +46,10 @@ def render(summary: Summary) -> RenderableType:
         blocks += [Text(), _latencies(summary.latencies), *_footnotes(summary.latencies)]
     if summary.phases:
         blocks += [Text(), _phases(summary.phases)]
+    if summary.retries is not None:
+        blocks.append(Text(summary.retries.sentence()))
+    if not summary.open_loop:
+        blocks.append(Text("Not open loop: a limit in flight held requests back; times count from the schedule"))
     if summary.overload:
         blocks.append(Text(summary.overload, style="bold"))
     blocks += [Text(), _objectives(summary.objectives)]

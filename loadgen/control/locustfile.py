@@ -6,15 +6,20 @@ is ready, and writes every event as a JSON line to the parent.  Must always hold
 life, however often Locust spawns its user; when the parent goes (end of file on stdin) every process here ends by
 itself, so that nothing is left behind.
 
-    parent -> master   stdin: {"cmd": "stop", "grace_s": x} | {"cmd": "quit"}
+    parent -> master   stdin: {"cmd": "stop", "grace_s": x} | {"cmd": "quit"} |
+                       {"cmd": "live", "text": /metrics, "rows": [...]}
     master -> parent   the pipe TAILSPAN_EVENTS_FD: {"ev": "hello" | "ready" | "started" | "progress" | "end" | "lost" |
-                       "error" | "stopping", "worker": i, ...}
+                       "error" | "stopping" | "clock", "worker": i, ...}
+
+The clocks of master and workers are compared by PINGS messages there and back, of which the fastest counts.  On one
+machine they are the same clock; for a worker on another the zero is sent in its own time.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -23,6 +28,7 @@ from typing import Any, Final
 
 import gevent
 import gevent.os
+from gevent.pywsgi import WSGIServer
 from locust import User, events, task
 from locust.env import Environment
 from locust.exception import StopUser
@@ -34,6 +40,9 @@ COMMAND: Final = "tailspan_command"  # master -> workers
 START_MARGIN_NS: Final = 1_000_000_000  # between choosing the zero and the zero: every worker must have heard of it
 LAST_WORDS_S: Final = 5.0  # what a sender may take to write its rows once its parent is gone
 STAT: Final = ("POST", "chat")  # how our requests are called in Locust's own table
+PINGS: Final = 9
+TAB: Final = "tailspan"
+COLUMNS: Final = ("outcome", "reason", "class", "replica", "requests")
 
 
 class Sender:
@@ -148,7 +157,16 @@ class Master:
         self.grace_s = float(os.environ["TAILSPAN_GRACE_S"])
         self.ready: set[int] = set()
         self.quitting = False
+        self.nodes: dict[int, str] = {}  # worker -> its name in Locust
+        self.pings: dict[int, list[dict[str, Any]]] = {}
+        self.clocks: dict[int, int] = {}  # worker -> ns to add to the master's time
+        self.metrics = b""
+        self.rows: list[dict[str, Any]] = []
         runner.register_message(EVENT, self.on_event)
+        self.extend_page()
+        if port := os.environ.get("TAILSPAN_METRICS_PORT"):
+            server = WSGIServer(("127.0.0.1", int(port)), self.serve_metrics, log=None)
+            gevent.spawn(server.serve_forever)
         environment.events.test_stopping.add_listener(self.on_stopping)  # type: ignore[no-untyped-call]
 
     def tell_parent(self, **event: Any) -> None:
@@ -159,15 +177,71 @@ class Master:
             return
 
     def on_event(self, environment: Environment, msg: Message) -> None:
-        self.tell_parent(**msg.data)
-        if msg.data["ev"] == "ready":
-            self.ready.add(msg.data["worker"])
-            if len(self.ready) == self.workers:
-                zero = time.monotonic_ns() + START_MARGIN_NS
-                self.tell_parent(
-                    ev="started", zero_monotonic_ns=zero, zero_unix_ns=time.time_ns() + zero - time.monotonic_ns()
-                )
-                self.runner.send_message(COMMAND, {"cmd": "start", "zero_monotonic_ns": zero})
+        event = msg.data
+        if event["ev"] == "pong":
+            self.on_pong(event)
+            return
+        self.tell_parent(**event)
+        if event["ev"] == "ready":
+            self.nodes[event["worker"]] = msg.node_id
+            self.pings[event["worker"]] = []
+            self.ping(event["worker"])
+
+    def ping(self, worker: int) -> None:
+        self.runner.send_message(COMMAND, {"cmd": "ping", "sent_ns": time.monotonic_ns()}, self.nodes[worker])
+
+    def on_pong(self, event: dict[str, Any]) -> None:
+        """One comparison of clocks; after the last the worker is ready, and after the last worker the run starts."""
+        now = time.monotonic_ns()
+        worker, trip = event["worker"], now - event["sent_ns"]
+        offset = event["at_ns"] - (event["sent_ns"] + trip // 2)
+        self.pings[worker].append({"offset_ns": offset, "round_trip_ns": trip})
+        if len(self.pings[worker]) < PINGS:
+            self.ping(worker)
+            return
+        best = min(self.pings[worker], key=lambda one: one["round_trip_ns"])
+        same = event["boot"] == boot_id()
+        self.clocks[worker] = 0 if same else best["offset_ns"]
+        self.tell_parent(ev="clock", worker=worker, same_machine=same, **best)
+        self.ready.add(worker)
+        if len(self.ready) == self.workers:
+            self.start()
+
+    def start(self) -> None:
+        """One zero for all, to each in the time of its own clock."""
+        zero = time.monotonic_ns() + START_MARGIN_NS
+        self.tell_parent(ev="started", zero_monotonic_ns=zero, zero_unix_ns=time.time_ns() + zero - time.monotonic_ns())
+        for worker, node in self.nodes.items():
+            command = {"cmd": "start", "zero_monotonic_ns": zero + self.clocks[worker]}
+            self.runner.send_message(COMMAND, command, node)
+
+    def serve_metrics(self, environ: dict[str, Any], respond: Any) -> list[bytes]:
+        """/metrics, as the parent counts it."""
+        if environ.get("PATH_INFO") != "/metrics":
+            respond("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"the metrics are at /metrics\n"]
+        respond("200 OK", [("Content-Type", "text/plain; version=0.0.4; charset=utf-8")])
+        return [self.metrics]
+
+    def extend_page(self) -> None:
+        """A tab of our own on Locust's page: requests by outcome, reason, class and replica."""
+        page = self.environment.web_ui
+        if page is None:
+            return
+        structure = [{"key": key, "title": key.capitalize()} for key in COLUMNS]
+        page.template_args |= {
+            "extended_tabs": [{"title": TAB, "key": TAB}],
+            "extended_tables": [{"key": TAB, "structure": structure}],
+        }
+
+        @page.app.after_request  # type: ignore[untyped-decorator]
+        def extend(response: Any) -> Any:
+            from flask import request
+
+            if request.path == "/stats/requests":
+                rows = [{**row, "safeName": str(place)} for place, row in enumerate(self.rows)]
+                response.set_data(json.dumps({**response.json, "extended_stats": [{"key": TAB, "data": rows}]}))
+            return response
 
     def on_stopping(self, environment: Environment) -> None:
         """The stop button of the web page."""
@@ -188,8 +262,18 @@ class Master:
                 if command["cmd"] == "quit":
                     self.quitting = True
                     self.runner.quit()
+                elif command["cmd"] == "live":
+                    self.metrics, self.rows = command["text"].encode(), command["rows"]
                 else:
                     self.runner.send_message(COMMAND, command)
+
+
+def boot_id() -> str:
+    """The same for all processes that share a monotonic clock; the name of the machine where Linux does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return platform.node()
 
 
 def watch_parent() -> None:
@@ -205,7 +289,10 @@ def on_command(environment: Environment, msg: Message) -> None:
     """A worker hears the master's command for its sender."""
     if _sender is None:
         return
-    if msg.data["cmd"] == "stop":
+    if msg.data["cmd"] == "ping":
+        answer = {"ev": "pong", "sent_ns": msg.data["sent_ns"], "at_ns": time.monotonic_ns(), "boot": boot_id()}
+        _sender.tell_master(**answer)
+    elif msg.data["cmd"] == "stop":
         _sender.stop(msg.data["grace_s"])
     else:
         _sender.command(**msg.data)

@@ -1,7 +1,7 @@
 """How many tokens a prefix block of a trace has: told by every row that names its blocks.
 
-A row of n tokens in blocks of b has ceil(n / b) ids.  Must always hold: the size that is used fits every kept row; a row
-that fits no size the rows before it allow is dropped and counted; where two sizes fit all rows and none is the
+A row of n tokens in blocks of b has ceil(n / b) ids.  Must always hold: the size that is used fits every kept row; a
+row that fits no size the rows before it allow is dropped and counted; where two sizes fit all rows and none is the
 format's own, the user is asked.
 """
 

@@ -14,8 +14,6 @@ import typer
 from models.errors import UserError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from loadgen.traces.find import Found
     from loadgen.traces.registry import Stream
     from loadgen.traces.statistics import Statistics
@@ -153,7 +151,7 @@ def verify_trace(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
-    """Read every row and say what a replay of this trace can and cannot show.  Exit code 0, or 4 for an unusable one."""
+    """Read every row and say what a replay of this trace can and cannot show.  Exit code 4: it is unusable."""
     from loadgen.traces.texts import count_texts
 
     choices = choices_of(trace_format, columns, time_unit, block_size, failures, restart, seed)
@@ -220,8 +218,8 @@ def findings(source: Stream, figures: Statistics, max_context: int | None) -> li
     if figures.tick_s is not None:
         share = figures.equal_stamps / figures.arrivals
         found.append(
-            f"quantised clock: {share:.1%} of the arrivals share their stamp with the one before, the clock ticks every "
-            f"{figures.tick_s:g} s; replay it with --dequantise {figures.tick_s:g}"
+            f"quantised clock: {share:.1%} of the arrivals share their stamp with the one before, the clock ticks "
+            f"every {figures.tick_s:g} s; replay it with --dequantise {figures.tick_s:g}"
         )
     if figures.duplicates:
         found.append(f"{figures.duplicates:,} rows have the stamp and the lengths of another")

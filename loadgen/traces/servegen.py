@@ -1,8 +1,8 @@
 """Generator from ServeGen's parameters: per client `window_s,rate,cv,Gamma or Weibull,shape,scale`, no header.
 
-These are fits, not arrivals: for each window of 600 s the rate and the law of its gaps, and beside the file (`…-trace.csv`
-and `…-dataset.json`) tables of token lengths by time of day, each a dict printed as a string.  The mean of a fitted law
-can miss the rate up to a hundredfold, so gaps are drawn with the fitted shape and scaled to the rate.  Drawing is
+These are fits, not arrivals: for each window of 600 s the rate and the law of its gaps, and beside the file
+(`…-trace.csv` and `…-dataset.json`) tables of token lengths by time of day, each a dict printed as a string.  The mean
+of a fitted law can miss the rate up to a hundredfold, so gaps are drawn with the fitted shape and scaled to the rate.  Drawing is
 seeded: one seed, one trace.
 Source: alibaba/ServeGen (Apache-2.0); Xiang et al., ServeGen, arXiv:2505.09999.
 """
@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ def read(path: Path, rows: Rows, choices: Choices) -> Iterator[Batch]:
     """Draw the arrivals of all windows.  Raises UserError where a line or the table of lengths is unusable."""
     windows = _windows(path)
     tables = _tables(path)
-    width = min((b.start_s - a.start_s for a, b in zip(windows, windows[1:], strict=False)), default=600.0)
+    width = min((b.start_s - a.start_s for a, b in pairwise(windows)), default=600.0)
     with_rate = [window for window in windows if window.rate > 0]
     rows.notes.append(
         f"generated with seed {choices.seed} from {len(windows)} windows of {width:g} s, {len(with_rate)} with a rate: "

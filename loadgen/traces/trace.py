@@ -228,9 +228,7 @@ class Rows:
         self.kept += count
         none = np.full(count, NO_SESSION, dtype=np.int64)
         zeros = np.zeros(count, dtype=np.int64)
-        return Batch(
-            stamp_ns, input_tokens, output_tokens, rows, none, zeros.astype(np.bool_), zeros[:0], zeros
-        )
+        return Batch(stamp_ns, input_tokens, output_tokens, rows, none, zeros.astype(np.bool_), zeros[:0], zeros)
 
     @property
     def full(self) -> bool:
@@ -244,9 +242,7 @@ class Rows:
         ids, ends = self._ids, self._ids_end
         self._ids, self._ids_end = array("q"), array("q")
         stamp, inputs, outputs, row, session, failed = (np.array(column) for column in columns)
-        return Batch(
-            stamp, inputs, outputs, row, session, failed.astype(np.bool_), np.array(ids), np.array(ends)
-        )
+        return Batch(stamp, inputs, outputs, row, session, failed.astype(np.bool_), np.array(ids), np.array(ends))
 
     def judge(self, format: str) -> None:
         """Refuse a file that lost half of its rows, note one that lost 5 %.  Raises UserError."""

@@ -365,7 +365,7 @@ def test_a_block_read_by_arrow_says_the_same_as_line_by_line(tmp_path: Path, mon
         assert np.array_equal(getattr(fast, name), getattr(slow, name))
 
 
-def test_drops_in_a_file_of_many_blocks_keep_their_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drops_in_a_file_of_many_blocks_keep_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(azure_rows, "BLOCK", 1000)
     rows = [f"2031-02-03 04:{n // 60:02d}:{n % 60:02d}.0000000,{n + 1},5" for n in range(600)]
     rows[431] = "2031-02-03 04:07:11.0000000,NaN,5"
@@ -419,7 +419,7 @@ def test_a_window_of_a_file_is_that_part_of_the_whole(tmp_path: Path) -> None:
     assert np.array_equal(first.trace_row, second.trace_row)
 
 
-def test_a_row_too_far_from_its_place_is_refused_in_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_too_far_from_its_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "InOrder", lambda path: order.InOrder(path, 100))
     rows = [f"{n}.5,10,5" for n in range(1000)]
     rows[900] = "3.25,10,5"

@@ -3,9 +3,10 @@
 Owns what counts as what.  A token is text the user can see or read as reasoning (content, reasoning, refusal, a tool
 call, a completion's text, in chat or Responses events): never the role-only chunk or an empty delta.  `first_chunk`
 is the first event of any kind, `first_content` the first token that is not reasoning.  `last_token` is the last chunk
-with a token; usage, the phase account and [DONE] do not move it.  An answer is complete only with a finish reason and an orderly end ([DONE],
-or the end of the HTTP message); everything else has a reason and keeps its partial text.  Stamps are CLOCK_MONOTONIC
-ns, one per read, for every event in those bytes.  Malformed input never raises: it becomes a reason.
+with a token; usage, the phase account and [DONE] do not move it.  An answer is complete only with a finish reason and
+an orderly end ([DONE], or the end of the HTTP message); everything else has a reason and keeps its partial text.
+Stamps are CLOCK_MONOTONIC ns, one per read, for every event in those bytes.
+Malformed input never raises: it becomes a reason.
 """
 
 from __future__ import annotations

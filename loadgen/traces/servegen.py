@@ -1,9 +1,9 @@
 """Generator from ServeGen's parameters: per client `window_s,rate,cv,Gamma or Weibull,shape,scale`, no header.
 
 These are fits, not arrivals: for each window of 600 s the rate and the law of its gaps, and beside the file
-(`…-trace.csv` and `…-dataset.json`) tables of token lengths by time of day, each a dict printed as a string.  The mean
-of a fitted law can miss the rate up to a hundredfold, so gaps are drawn with the fitted shape and scaled to the rate.  Drawing is
-seeded: one seed, one trace.
+(`…-trace.csv` and `…-dataset.json`) tables of token lengths by time of day, each a dict printed as a string.  The
+mean of a fitted law can miss the rate up to a hundredfold, so gaps are drawn with the fitted shape and scaled to the
+rate.  Drawing is seeded: one seed, one trace.
 Source: alibaba/ServeGen (Apache-2.0); Xiang et al., ServeGen, arXiv:2505.09999.
 """
 

@@ -142,7 +142,8 @@ class ArrivalModel:
             np.maximum(0.0, rate**2 + 2 * rest * np.divide(slope, width, where=width > 0, out=np.zeros_like(slope)))
         )
         found = at[part] + np.divide(2 * rest, rate + root, where=(rate + root) > 0, out=np.zeros_like(rest))
-        return found[found < length_s]
+        within: Floats = found[found < length_s]
+        return within
 
     def to_dict(self) -> dict[str, Any]:
         """As a plan holds it."""

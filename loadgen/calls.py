@@ -70,7 +70,7 @@ class Calls:
         """The prompt of one index of the whole schedule."""
         tokens = max(self._maker.minimum, int(self._schedule.input_tokens[index]))
         kind = self._classes[int(self._schedule.klass[index])]
-        if kind.prompts == FILE:
+        if kind.prompts == FILE and kind.file is not None:
             return self._files[kind.file].make(index)
         if kind.prompts == DOCUMENTS:
             return self._documents.make(index, tokens)

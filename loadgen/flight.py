@@ -77,9 +77,9 @@ class Flight:
         self.sent_ns: int | None = None
         self.connect_ns: int | None = None
         self.reused: bool | None = None
-        self.attempts = 0 if before is None else before.attempts  # sends, those of earlier attempts included
-        self.attempt = 0 if before is None else before.attempt + 1
-        self.first_start_ns = start_ns if before is None else before.first_start_ns
+        self.attempts: int = 0 if before is None else before.attempts  # sends, those of earlier attempts included
+        self.attempt: int = 0 if before is None else before.attempt + 1
+        self.first_start_ns: int = start_ns if before is None else before.first_start_ns
         self.due_ns = None if before is None else before.next_due_ns  # of a retry: the end of its pause
         self.pause_s = None if before is None else before.next_pause_s
         self.next_due_ns: int | None = None

@@ -126,16 +126,18 @@ class _Collector:
             outcomes_.add_metric(key, count)
         yield outcomes_
         totals = self._totals
-        for name, value, what in (
-            (names.M_CLIENT_DUE, totals.due, "Requests whose moment has come"),
-            (names.M_CLIENT_SENT, totals.sent, "Requests sent"),
-            (names.M_CLIENT_RETRIES, totals.retries, "Attempts beyond the first"),
-        ):
-            yield CounterMetricFamily(name, what, value=value)
-        for name, value, what in (
-            (names.M_SCHEDULE_LAG, totals.lag_p99_s, "Start of work behind the intended send: p99 of the worst worker"),
-            (names.M_CLIENT_LOOP_LAG, totals.loop_lag_p99_s, "Lateness of the event loop: p99 of the worst worker"),
-            (names.M_CLIENT_CPU, totals.cpu_ratio, "CPU of the busiest sender, in cores"),
-            (names.M_CLIENT_INFLIGHT, totals.inflight, "Requests in flight"),
-        ):
-            yield GaugeMetricFamily(name, what, value=value)
+        counters = {
+            names.M_CLIENT_DUE: (totals.due, "Requests whose moment has come"),
+            names.M_CLIENT_SENT: (totals.sent, "Requests sent"),
+            names.M_CLIENT_RETRIES: (totals.retries, "Attempts beyond the first"),
+        }
+        for name, (count, what) in counters.items():
+            yield CounterMetricFamily(name, what, value=count)
+        gauges: dict[str, tuple[float, str]] = {
+            names.M_SCHEDULE_LAG: (totals.lag_p99_s, "Begin of work behind the intended send, p99 of the worst worker"),
+            names.M_CLIENT_LOOP_LAG: (totals.loop_lag_p99_s, "Lateness of the event loop, p99 of the worst worker"),
+            names.M_CLIENT_CPU: (totals.cpu_ratio, "CPU of the busiest sender, in cores"),
+            names.M_CLIENT_INFLIGHT: (totals.inflight, "Requests in flight"),
+        }
+        for name, (figure, what) in gauges.items():
+            yield GaugeMetricFamily(name, what, value=figure)

@@ -212,8 +212,8 @@ class _Reader:
         }
         if "window" in section:
             window = self._plain(section["window"])
-            ends = window if isinstance(window, list) and len(window) == 2 else [None, None]
-            if not all(isinstance(end, int | float) for end in ends) or not 0 <= ends[0] < ends[1]:
+            ends = window if isinstance(window, list) and len(window) == 2 else [0, 0]
+            if not all(type(end) in (int, float) for end in ends) or not 0 <= ends[0] < ends[1]:
                 raise self._error(section["window"], f"{window!r} is no window", "write window: [start, end], seconds")
             if {"start", "duration"} & set(section):
                 raise self._error(section["window"], "a window beside start or duration", "use one or the other")

@@ -101,6 +101,7 @@ def request_row(
         "error_detail": clean(answer.failure.detail) if answer.failure else None,
         "retry_after_s": answer.retry_after_s,
         "finish_reason": _text(answer.finish_reason),
+        "truncated_by_limit": None if answer.finish_reason is None else answer.finish_reason == "length",
         "done_marker": answer.done_marker,
         "model": _text(answer.model),
         "prompt_tokens_reported": answer.prompt_tokens,

@@ -294,7 +294,13 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
                 say(console, "", f"the run did not start:\n{fleet.log_tail()}")
             spans = close_spans(bundle, receiver, quickly=status == INTERRUPTED)
             bundle.update(generator=generator(drive, cpu, scrapers), spans=spans)
-        return bundle, judge(bundle, prepared.objective)
+    summary = judge(bundle, prepared.objective)
+    if options.salt is not None:
+        share = (
+            "no account of it" if summary.cached_share is None else f"{summary.cached_share:.1%} of the prompt tokens"
+        )
+        say(console, "", f"prompts sent before: the server says it had in its prefix cache: {share}")
+    return bundle, summary
 
 
 def last_word(live: Live, fleet: Fleet, totals: Totals, bundle: Bundle) -> None:

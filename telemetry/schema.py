@@ -48,6 +48,7 @@ REQUESTS: Final = pa.schema(
         ("error_detail", pa.string()),
         ("retry_after_s", pa.float64()),
         ("finish_reason", pa.string()),
+        ("truncated_by_limit", pa.bool_()),  # finish reason "length": cut by max_tokens, not wrong by itself
         ("done_marker", pa.bool_()),  # [DONE] seen
         ("attempts", pa.int32()),  # sends of it, retries included; its moments are those of the last one
         # tokens

@@ -226,7 +226,7 @@ class Master:
     def extend_page(self) -> None:
         """A tab of our own on Locust's page: requests by outcome, reason, class and replica."""
         page = self.environment.web_ui
-        if page is None:
+        if page is None or page.app is None:
             return
         structure = [{"key": key, "title": key.capitalize()} for key in COLUMNS]
         page.template_args |= {
@@ -234,7 +234,7 @@ class Master:
             "extended_tables": [{"key": TAB, "structure": structure}],
         }
 
-        @page.app.after_request  # type: ignore[untyped-decorator]
+        @page.app.after_request
         def extend(response: Any) -> Any:
             from flask import request
 

@@ -125,7 +125,7 @@ def json_rows(path: Path, rows: Rows, format: str) -> Iterator[tuple[int, dict[s
 
 def first_objects(head: bytes) -> list[dict[str, Any]]:
     """The JSON objects of the first lines of a file; empty where it does not begin with one."""
-    found = []
+    found: list[dict[str, Any]] = []
     lines = head.removeprefix(BOM).split(b"\n")
     for place, line in enumerate(lines):
         if not line.strip():

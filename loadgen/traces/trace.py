@@ -84,8 +84,16 @@ class Batch:
     def take(self, chosen: I64) -> Batch:
         """These rows in this order."""
         ids, ends = taken_ids(self.ids, self.ids_end, chosen)
-        columns = (self.stamp_ns, self.input_tokens, self.output_tokens, self.row, self.session, self.failed)
-        return Batch(*(column[chosen] for column in columns), ids, ends)
+        return Batch(
+            self.stamp_ns[chosen],
+            self.input_tokens[chosen],
+            self.output_tokens[chosen],
+            self.row[chosen],
+            self.session[chosen],
+            self.failed[chosen],
+            ids,
+            ends,
+        )
 
     @classmethod
     def joined(cls, parts: list[Batch]) -> Batch:
@@ -93,10 +101,17 @@ class Batch:
         if len(parts) == 1:
             return parts[0]
         shifts = np.cumsum([0, *(len(part.ids) for part in parts[:-1])])
-        names = ("stamp_ns", "input_tokens", "output_tokens", "row", "session", "failed", "ids")
-        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
         ends = [part.ids_end + shift for part, shift in zip(parts, shifts, strict=True)]
-        return cls(*columns, np.concatenate(ends))
+        return cls(
+            np.concatenate([part.stamp_ns for part in parts]),
+            np.concatenate([part.input_tokens for part in parts]),
+            np.concatenate([part.output_tokens for part in parts]),
+            np.concatenate([part.row for part in parts]),
+            np.concatenate([part.session for part in parts]),
+            np.concatenate([part.failed for part in parts]),
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate(ends),
+        )
 
 
 def taken_ids(ids: I64, ends: I64, chosen: I64) -> tuple[I64, I64]:

@@ -54,11 +54,13 @@ def test_case_2_a_frozen_server_delays_no_send_and_all_it_froze_show_it(tmp_path
     rows = run(work())
     assert len(rows) == 800 and all(row["error"] is None for row in rows), "none is skipped"
     assert np.quantile([row["sent_s"] - row["intended_s"] for row in rows], 0.9) < 0.1, "sends go on"
-    frozen = [row for row in rows if 2.05 <= row["intended_s"] < 3.8]
+    first = rows[0]["sent_s"]  # the stub freezes 2 s after its first request
+    frozen = [row for row in rows if 2.15 + first <= row["intended_s"] < 3.7 + first]
     waits = np.array([row["first_token_s"] - row["intended_s"] for row in frozen])
     times = np.array([row["intended_s"] for row in frozen])
-    assert waits.min() > 0.1 and waits.max() > 1.7
+    assert waits.min() > 0.1 and waits.max() > 1.6
     slope, _ = np.polyfit(times, waits, 1)
+    assert len(frozen) > 130
     assert slope == pytest.approx(-1.0, abs=0.1), "the wait falls by a second for each second of the freeze"
     assert np.quantile([row["end_s"] - row["intended_s"] for row in rows], 0.99) >= 1.7
 

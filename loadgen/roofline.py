@@ -36,6 +36,7 @@ CHUNK_MS: Final = 10
 CHUNKS: Final = 16
 EVENTS: Final = CHUNKS + 3  # of a stream: the tokens, the finish, the usage and [DONE]
 FIRST_RATE: Final = 500.0
+LEAST_RATE: Final = 50.0  # below it the machine is no place for a load generator
 START_NS: Final = 300_000_000
 
 
@@ -148,8 +149,8 @@ def measure(rate: float, seconds: float, reference: str, *, workers: int = 1, cp
         sent=sum(end["sent"] for end in ends),
         scheduled=scheduled,
         errors=rows["errors"],
-        lag_p50_s=max(end["lag_p50_s"] for end in ends),
-        lag_p99_s=max(end["lag_p99_s"] for end in ends),
+        lag_p50_s=max(end["lag_p50_s"] or 0.0 for end in ends),
+        lag_p99_s=max(end["lag_p99_s"] or 0.0 for end in ends),
         ttft_p50_s=rows["ttft_p50_s"],
         cpu_ratio=max(end["cpu_ratio"] for end in ends),
         cpu_per_request_s=sum(end["cpu_s"] for end in ends) / max(1, scheduled),
@@ -178,6 +179,8 @@ def search(
             low, best = rate, step
         else:
             high = rate
+            if rate <= LEAST_RATE:
+                break
         if high and high - low <= 0.06 * high:
             break
         rate = rate * 2 if not high else (low + high) / 2

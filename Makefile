@@ -8,7 +8,8 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting accept accept-demo accept-conformance accept-soak clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-loadgen accept accept-demo \
+	accept-conformance accept-soak accept-replay accept-million accept-fuzz clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,7 +52,12 @@ bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,tr
 bench-accounting: $(VENV)/.run ## what phases, step log and laws cost in tokens/s, about 5 minutes
 	@$(BIN)/python -m benchmarks.accounting
 
-accept: accept-demo accept-conformance accept-soak ## the long checks, one target each; results are kept in docs/accept.md
+PEER_CLIENTS ?= bare,locust,aiperf,guidellm,inference-perf
+bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor and its PEER_CLIENTS, 15 to 40 minutes
+	@echo "== quiet the machine first; peers are installed into build/peers once (several GB)"
+	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
+
+accept: accept-demo accept-conformance accept-soak accept-replay accept-million accept-fuzz ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -64,6 +70,19 @@ accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE
 SOAK ?= 30
 accept-soak: $(VENV)/.run ## SOAK (30) minutes at 1.5x capacity with clients that go, then idle: laws exact, memory level
 	@$(BIN)/python -m benchmarks.soak --minutes $(SOAK)
+
+MINUTES ?= 10
+accept-replay: $(VENV)/.run ## MINUTES (10) of Azure code and of Mooncake at real speed: the stub's log agrees within 2 ms
+	@$(BIN)/python -m benchmarks.arrival_replay --minutes $(MINUTES)
+
+REQUESTS ?= 1000000
+accept-million: $(VENV)/.run ## REQUESTS (a million) through one worker: memory is flat; about 7 minutes
+	@$(BIN)/python -m benchmarks.million --requests $(REQUESTS)
+
+SSE_MINUTES ?= 10
+TRACE_MINUTES ?= 2
+accept-fuzz: $(VENV)/.run ## broken input: SSE_MINUTES (10) of streams, TRACE_MINUTES (2) for each trace format
+	@$(BIN)/python -m benchmarks.fuzz --sse-minutes $(SSE_MINUTES) --trace-minutes $(TRACE_MINUTES)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

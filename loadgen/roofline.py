@@ -127,7 +127,7 @@ def measure(rate: float, seconds: float, reference: str, *, workers: int = 1, cp
     ):
         plan = Path(folder) / "plan.json"
         plan.write_text(json.dumps({"target": stub.url, "rate": rate, "seconds": seconds, "reference": reference}))
-        senders = [_Sender(cpus[0] if cpus else None) for _ in range(workers)]
+        senders = [SenderProcess(cpus[0] if cpus else None) for _ in range(workers)]
         try:
             for n, one in enumerate(senders):
                 one.say(cmd="prepare", plan=str(plan), worker=n, workers=workers, bundle=folder)
@@ -197,20 +197,21 @@ def _rows(folder: Path) -> dict[str, Any]:
     return {"ttft_p50_s": ttft, "errors": table.num_rows - table.column("error").null_count}
 
 
-class _Sender:
-    """A sender process with the load of this module."""
+class SenderProcess:
+    """A sender process, spoken to as its Locust worker would; module: this one's load, or loadgen.sender for a plan."""
 
-    def __init__(self, cpu: int | None) -> None:
+    def __init__(self, cpu: int | None, module: str = "loadgen.roofline") -> None:
         root = str(Path(__file__).parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.roofline"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         )
+        self.pid = self._process.pid
         if cpu is not None:
-            os.sched_setaffinity(self._process.pid, {cpu})
+            os.sched_setaffinity(self.pid, {cpu})
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in: IO[bytes] = self._process.stdin

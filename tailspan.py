@@ -17,6 +17,7 @@ from engine.commands import serve_command
 from loadgen.commands import run_command
 from loadgen.selfcheck import selfcheck_command
 from loadgen.traces.commands import traces
+from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app
@@ -36,6 +37,7 @@ app.command("run")(run_command)
 app.command("selfcheck")(selfcheck_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)
+app.command("worker")(worker_command)
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")

@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.million [--requests 1000000] [--rate 2500] [--after 50000] [--grow 50]
 
 One sender with everything a run keeps, against the native stub with 4 tokens an answer.  Resident memory is read each
-second; it may grow by `--grow` MB after the first `--after` requests.  Exits with 1 if it grows more or a row is missing.
+second; it may grow by `--grow` MB after the first `--after` requests.  Exits with 1 if it grows more or rows are lost.
 """
 
 from __future__ import annotations

@@ -122,6 +122,11 @@ def run_command(
     runs: Annotated[str | None, typer.Option(help="Folder of run bundles. [default: $TAILSPAN_RUNS or runs]")] = None,
     name: Annotated[str | None, typer.Option(help="A name for this run, kept in its manifest.")] = None,
     web_ui: Annotated[bool, typer.Option("--web-ui", help="Show Locust's web page, which can stop it.")] = False,
+    remote_workers: Annotated[
+        int,
+        typer.Option(min=0, max=256, help="Workers on other machines, beside --workers: tailspan worker --master …"),
+    ] = 0,
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master listens for them.")] = "0.0.0.0:5557",
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where the master serves /metrics. [default: a free port]")
     ] = 0,

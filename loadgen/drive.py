@@ -37,6 +37,7 @@ class Worker:
     state: str = "starting"
     pid: int | None = None
     sender_pid: int | None = None
+    remote: bool = False  # on another machine: its processes are not ours to watch
     message: str = ""
     clock: dict[str, Any] = field(default_factory=dict)  # its monotonic clock against the master's
     progress: dict[str, Any] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class Drive:
         total_timeout_s: float,
         on_start: Callable[[int, int], None],
         on_progress: Callable[[Totals], Mapping[str, int]],
+        start_limit_s: float = START_LIMIT_S,
     ) -> None:
         self._fleet = fleet
         self._progress = progress
@@ -112,7 +114,7 @@ class Drive:
         self._total_timeout_s = total_timeout_s
         self._on_start = on_start
         self._on_progress = on_progress
-        self._deadline = time.monotonic() + START_LIMIT_S
+        self._deadline = time.monotonic() + start_limit_s
         self._stopping = 0  # how often a stop was sent
         self._stopped_by_user = False
         self.zero_ns: int | None = None
@@ -166,7 +168,8 @@ class Drive:
             return
         worker = self.workers[event["worker"]]
         if kind == "hello":
-            worker.pid, worker.sender_pid = event["pid"], event["sender_pid"]
+            worker.pid, worker.sender_pid = event.get("pid"), event.get("sender_pid")
+            worker.remote = bool(event.get("remote"))
         elif kind == "ready":
             worker.state = "ready"
             for warning in event.get("warnings", []):
@@ -188,7 +191,7 @@ class Drive:
             self._lose(f"the Locust master ended with {how}")
             return
         known = [worker for worker in self.workers if worker.pid == event["pid"]]
-        unknown = [worker for worker in self.workers if worker.pid is None and not worker.over]
+        unknown = [worker for worker in self.workers if worker.pid is None and not worker.over and not worker.remote]
         for worker in (known or unknown)[:1]:
             if not worker.over:
                 self._lose_one(worker, f"its Locust worker ended with {how}")

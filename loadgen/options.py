@@ -57,4 +57,6 @@ class Options:
     repeats: int = 1
     linger_s: float = 0.0
     metrics_port: int = 0  # 0: a free one
+    remote_workers: int = 0  # beside `workers`, on other machines
+    bind: str = "0.0.0.0:5557"  # where the master listens for them
     command: str = ""

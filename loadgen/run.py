@@ -19,11 +19,11 @@ from rich.console import Console
 from loadgen import calibrate, preflight
 from loadgen.bodies import APIS, CHAT
 from loadgen.calls import sampling_ratio
-from loadgen.drive import Drive, Interrupts
+from loadgen.drive import START_LIMIT_S, Drive, Interrupts
 from loadgen.finish import close_spans, judge, versions
 from loadgen.job import SendSettings
 from loadgen.live import METRICS_FILE, Live
-from loadgen.locust_runner import Fleet, free_port
+from loadgen.locust_runner import Fleet, address_of, free_port
 from loadgen.options import Options
 from loadgen.plan import (
     PLAN_FILE,
@@ -49,6 +49,7 @@ from telemetry.parts import write_atomically
 from telemetry.receiver import Receiver
 
 WEB_PORT: Final = 8089  # Locust's own
+REMOTE_START_S: Final = 600.0  # for workers on other machines to come
 STOP_GRACE_S: Final = 3.0  # what the stop button leaves to requests in flight
 
 
@@ -126,7 +127,7 @@ def prepare(options: Options, console: Console) -> Prepared:
         min_input=maker.minimum,
         requests=0,
         targets=targets,
-        workers=options.workers,
+        workers=options.workers + options.remote_workers,
         start_s=options.start_s,
         duration_s=options.duration_s,
         speed=options.speed,
@@ -195,6 +196,10 @@ def checked_sending(options: Options) -> None:
         raise UserError("the probe speaks the chat API alone", where="--fit", remedy="give the scales yourself")
     if options.proxy is not None:
         checked_proxy(options.proxy)
+    if options.remote_workers:
+        address_of(options.bind, "--bind")
+        if any(one.file is not None for one in options.classes):
+            raise UserError("prompts of a file stay on this machine", where="--remote-workers", remedy="leave one out")
     if not 1 <= options.repeats <= 1000:
         raise UserError(f"{options.repeats} repeats", where="repeats", remedy="give 1 to 1000")
 
@@ -237,7 +242,15 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
         grace_s=STOP_GRACE_S,
         web_port=web_port,
         metrics_port=metrics_port,
+        remote_workers=options.remote_workers,
+        bind=address_of(options.bind, "--bind") if options.remote_workers else None,
     )
+    if options.remote_workers:
+        say(
+            console,
+            "workers",
+            f"waiting for {options.remote_workers}: tailspan worker --master THIS_HOST:PORT of {options.bind}",
+        )
     live = Live(bundle, prepared.objective, len(schedule))
     say(console, "metrics", f"http://127.0.0.1:{metrics_port}/metrics, while the run goes")
     progress = Progress(console, len(schedule), schedule.length_s)
@@ -271,6 +284,7 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
         total_timeout_s=plan.connect_timeout_s + plan.total_timeout_s,
         on_start=on_start,
         on_progress=on_progress,
+        start_limit_s=REMOTE_START_S if options.remote_workers else START_LIMIT_S,
     )
     with interrupts.counted():
         status = INCOMPLETE

@@ -23,9 +23,8 @@ class Reader(FastHttpUser):
         began = time.monotonic()
         first = 0.0
         with self.client.post("/v1/chat/completions", json=BODY, stream=True, catch_response=True) as answer:
-            while line := answer.raw.readline() if hasattr(answer, "raw") else answer._response.readline():
-                if line.startswith(b"data: ") and not first:
+            # The response that the client wraps reads lines up to the separator it is told.
+            while line := answer._response.readline(b"\n"):
+                if not first and line.startswith(b"data: "):
                     first = time.monotonic() - began
-                if line.startswith(b"data: [DONE]"):
-                    break
             answer.success()

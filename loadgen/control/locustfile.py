@@ -28,12 +28,15 @@ from typing import Any, Final
 
 import gevent
 import gevent.os
+from gevent.event import AsyncResult
 from gevent.pywsgi import WSGIServer
 from locust import User, events, task
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.rpc.protocol import Message
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
+
+from loadgen.control.remote import REMOTE_VARIABLE, PartShipper, PartStore, PlanReceiver, described, trace_piece
 
 EVENT: Final = "tailspan_event"  # worker -> master
 COMMAND: Final = "tailspan_command"  # master -> workers
@@ -41,6 +44,7 @@ START_MARGIN_NS: Final = 1_000_000_000  # between choosing the zero and the zero
 LAST_WORDS_S: Final = 5.0  # what a sender may take to write its rows once its parent is gone
 STAT: Final = ("POST", "chat")  # how our requests are called in Locust's own table
 PINGS: Final = 9
+SHIP_S: Final = 1.0  # how often a worker on another machine sends its new rows
 TAB: Final = "tailspan"
 COLUMNS: Final = ("outcome", "reason", "class", "replica", "requests")
 
@@ -56,6 +60,11 @@ class Sender:
         self._counted = 0
         self._failures: dict[str, int] = {}
         self._bundle = Path(os.environ["TAILSPAN_BUNDLE"])
+        self.plan = Path(os.environ["TAILSPAN_PLAN"])
+        self.workers = int(os.environ.get("TAILSPAN_WORKERS", "0"))
+        self._shipper = PartShipper(self._bundle) if REMOTE_VARIABLE in os.environ else None
+        self._receiver = PlanReceiver(self._bundle)
+        self._planned = AsyncResult()
         log = (self._bundle / "logs" / f"sender-{os.environ['TAILSPAN_WORKER']}.log").open("ab")
         with log:
             self.process = subprocess.Popen(
@@ -68,14 +77,39 @@ class Sender:
     def prepare(self, worker: int) -> None:
         """Build this worker's part of the schedule."""
         self.worker = worker
-        self.tell_master(ev="hello", pid=os.getpid(), sender_pid=self.process.pid)
-        self.command(
-            cmd="prepare",
-            plan=os.environ["TAILSPAN_PLAN"],
-            worker=worker,
-            workers=int(os.environ["TAILSPAN_WORKERS"]),
-            bundle=str(self._bundle),
-        )
+        own = {"pid": os.getpid(), "sender_pid": self.process.pid}
+        self.tell_master(ev="hello", remote=self._shipper is not None, **(own if self._shipper is None else {}))
+        if self._shipper is not None:
+            self.tell_master(ev="need_plan")
+            fault = self._planned.get()
+            if fault is not None:
+                self.tell_master(ev="error", message=fault, where="worker")
+                self.ended = True
+                return
+            self.plan, self.workers = self._receiver.plan, self._receiver.workers
+            gevent.spawn(self._ship_always)
+        self.command(cmd="prepare", plan=str(self.plan), worker=worker, workers=self.workers, bundle=str(self._bundle))
+
+    def hear_of_plan(self, told: dict[str, Any]) -> None:
+        """A remote worker: the plan, then the trace piece by piece."""
+        fault = None
+        if told["cmd"] == "plan":
+            self._receiver.take_plan(told)
+        else:
+            fault = self._receiver.take_piece(told["offset"], told["data"])
+        if fault is not None or self._receiver.wants is None:
+            self._planned.set(fault)
+        else:
+            self.tell_master(ev="need_trace", offset=self._receiver.wants)
+
+    def _ship_always(self) -> None:
+        while not self.ended:
+            gevent.sleep(SHIP_S)
+            self._ship()
+
+    def _ship(self) -> None:
+        for piece in self._shipper.new_pieces() if self._shipper is not None else ():
+            self.tell_master(ev="part", **piece)
 
     def command(self, **words: Any) -> None:
         """Send one command; a sender that is gone is noticed by relay()."""
@@ -92,6 +126,7 @@ class Sender:
     def relay(self) -> None:
         """Pass the sender's events on until it ends; a sender that dies without a word is reported as lost."""
         requests = None
+        last: dict[str, Any] | None = None
         for line in self._events:
             event = json.loads(line)
             if event["ev"] == "ready":
@@ -100,9 +135,16 @@ class Sender:
                 self._count(event)
                 if event["done"] == requests and not self.stopped:
                     self.stop(0.0)
+            if event["ev"] == "end" and self._shipper is not None:
+                last = event  # its last word comes after its last row
+                continue
             self.ended = self.ended or event["ev"] in ("end", "error")
             self.tell_master(**{**event, "worker": self.worker})
         status = self.process.wait()
+        self._ship()
+        if last is not None:
+            self.ended = True
+            self.tell_master(**{**last, "worker": self.worker})
         if not self.ended:
             self.ended = True
             self.tell_master(ev="lost", message=f"the sender ended with status {status}")
@@ -139,10 +181,12 @@ class Control(User):
     @task
     def drive(self) -> None:
         runner = self.environment.runner
-        if _sender is None or _sender.worker is not None or runner.worker_index >= int(os.environ["TAILSPAN_WORKERS"]):
+        beyond = 0 < int(os.environ.get("TAILSPAN_WORKERS", "0")) <= runner.worker_index
+        if _sender is None or _sender.worker is not None or beyond:
             raise StopUser  # Locust spawns again when it rebalances: that would send everything twice
         _sender.prepare(runner.worker_index)
-        _sender.relay()
+        if not _sender.ended:
+            _sender.relay()
         raise StopUser
 
 
@@ -160,6 +204,9 @@ class Master:
         self.nodes: dict[int, str] = {}  # worker -> its name in Locust
         self.pings: dict[int, list[dict[str, Any]]] = {}
         self.clocks: dict[int, int] = {}  # worker -> ns to add to the master's time
+        self.plan = Path(os.environ["TAILSPAN_PLAN"])
+        self.store = PartStore(Path(os.environ["TAILSPAN_BUNDLE"]))
+        self.lost: set[int] = set()
         self.metrics = b""
         self.rows: list[dict[str, Any]] = []
         runner.register_message(EVENT, self.on_event)
@@ -167,6 +214,7 @@ class Master:
         if port := os.environ.get("TAILSPAN_METRICS_PORT"):
             server = WSGIServer(("127.0.0.1", int(port)), self.serve_metrics, log=None)
             gevent.spawn(server.serve_forever)
+        gevent.spawn(self.watch_workers)
         environment.events.test_stopping.add_listener(self.on_stopping)  # type: ignore[no-untyped-call]
 
     def tell_parent(self, **event: Any) -> None:
@@ -178,14 +226,38 @@ class Master:
 
     def on_event(self, environment: Environment, msg: Message) -> None:
         event = msg.data
-        if event["ev"] == "pong":
-            self.on_pong(event)
+        if event["ev"] in ("pong", "need_plan", "need_trace", "part"):
+            self.on_internal(event, msg.node_id)
             return
         self.tell_parent(**event)
-        if event["ev"] == "ready":
+        if event["ev"] == "hello":
             self.nodes[event["worker"]] = msg.node_id
+        if event["ev"] == "ready":
             self.pings[event["worker"]] = []
             self.ping(event["worker"])
+
+    def on_internal(self, event: dict[str, Any], node: str) -> None:
+        """What the parent does not hear of: clocks, and what goes to and from workers without our disk."""
+        match event["ev"]:
+            case "pong":
+                self.on_pong(event)
+            case "need_plan":
+                self.runner.send_message(COMMAND, {"cmd": "plan", **described(self.plan, self.workers)}, node)
+            case "need_trace":
+                data = trace_piece(self.plan, event["offset"])
+                self.runner.send_message(COMMAND, {"cmd": "trace", "offset": event["offset"], "data": data}, node)
+            case "part":
+                self.store.take(event)
+
+    def watch_workers(self) -> None:
+        """Greenlet: a worker whose heartbeat stopped is lost; of one on another machine nothing else would tell."""
+        while True:
+            gevent.sleep(1.0)
+            for worker, node in self.nodes.items():
+                client = self.runner.clients.get(node)
+                if worker not in self.lost and client is not None and client.state == STATE_MISSING:
+                    self.lost.add(worker)
+                    self.tell_parent(ev="lost", worker=worker, message="its heartbeat stopped")
 
     def ping(self, worker: int) -> None:
         self.runner.send_message(COMMAND, {"cmd": "ping", "sent_ns": time.monotonic_ns()}, self.nodes[worker])
@@ -289,7 +361,9 @@ def on_command(environment: Environment, msg: Message) -> None:
     """A worker hears the master's command for its sender."""
     if _sender is None:
         return
-    if msg.data["cmd"] == "ping":
+    if msg.data["cmd"] in ("plan", "trace"):
+        _sender.hear_of_plan(msg.data)
+    elif msg.data["cmd"] == "ping":
         answer = {"ev": "pong", "sent_ns": msg.data["sent_ns"], "at_ns": time.monotonic_ns(), "boot": boot_id()}
         _sender.tell_master(**answer)
     elif msg.data["cmd"] == "stop":

@@ -4,7 +4,7 @@ Everything that a real run keeps is kept: rows with every chunk's moment, usage,
 Bodies are ready before the start, since a run builds them ahead of time too.  A rate is held when the lag p99 is under
 LAG_S, all was sent in its time, and the TTFT that the rows say is the stub's within TTFT_ERROR_S at the median.
 
-    python -m loadgen.roofline PLAN ...      is the sender process with this load; see loadgen.sender
+    python -m loadgen.roofline       is the sender process (loadgen.sender) with this load in the place of a plan
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ sessions whole: thinning keeps or drops all turns of one, a copy shifts all of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from loadgen.arrivals import ArrivalModel
 from models.errors import UserError
@@ -92,9 +92,3 @@ def check(asked: Transforms) -> None:
             where="classes",
             remedy="name each class once, with shares that sum to 1",
         )
-
-
-def sentence(record: dict[str, Any]) -> str:
-    """One change, as a person reads it."""
-    figures = (f"{key} {value}" for key, value in record.items() if key != "name")
-    return f"{record['name']}: {', '.join(figures)}"

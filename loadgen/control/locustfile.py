@@ -44,6 +44,7 @@ START_MARGIN_NS: Final = 1_000_000_000  # between choosing the zero and the zero
 LAST_WORDS_S: Final = 5.0  # what a sender may take to write its rows once its parent is gone
 STAT: Final = ("POST", "chat")  # how our requests are called in Locust's own table
 PINGS: Final = 9
+LOST_S: Final = 8.0  # without a heartbeat, after the three that Locust waits for
 SHIP_S: Final = 1.0  # how often a worker on another machine sends its new rows
 TAB: Final = "tailspan"
 COLUMNS: Final = ("outcome", "reason", "class", "replica", "requests")
@@ -206,7 +207,7 @@ class Master:
         self.clocks: dict[int, int] = {}  # worker -> ns to add to the master's time
         self.plan = Path(os.environ["TAILSPAN_PLAN"])
         self.store = PartStore(Path(os.environ["TAILSPAN_BUNDLE"]))
-        self.lost: set[int] = set()
+        self.remote: set[int] = set()  # workers on other machines that are not over
         self.metrics = b""
         self.rows: list[dict[str, Any]] = []
         runner.register_message(EVENT, self.on_event)
@@ -232,6 +233,10 @@ class Master:
         self.tell_parent(**event)
         if event["ev"] == "hello":
             self.nodes[event["worker"]] = msg.node_id
+            if event["remote"]:
+                self.remote.add(event["worker"])
+        elif event["ev"] in ("end", "error", "lost"):
+            self.remote.discard(event["worker"])
         if event["ev"] == "ready":
             self.pings[event["worker"]] = []
             self.ping(event["worker"])
@@ -250,14 +255,18 @@ class Master:
                 self.store.take(event)
 
     def watch_workers(self) -> None:
-        """Greenlet: a worker whose heartbeat stopped is lost; of one on another machine nothing else would tell."""
+        """Greenlet: a worker on another machine whose heartbeat stopped for LOST_S is lost; nothing else would tell."""
+        since: dict[int, float] = {}
         while True:
             gevent.sleep(1.0)
-            for worker, node in self.nodes.items():
-                client = self.runner.clients.get(node)
-                if worker not in self.lost and client is not None and client.state == STATE_MISSING:
-                    self.lost.add(worker)
-                    self.tell_parent(ev="lost", worker=worker, message="its heartbeat stopped")
+            for worker in self.remote:
+                client = self.runner.clients.get(self.nodes[worker])
+                if client is not None and client.state != STATE_MISSING:
+                    since.pop(worker, None)
+                elif time.monotonic() - since.setdefault(worker, time.monotonic()) > LOST_S:
+                    self.remote.discard(worker)
+                    self.tell_parent(ev="lost", worker=worker, message=f"no heartbeat for {LOST_S:g} s")
+                    break
 
     def ping(self, worker: int) -> None:
         self.runner.send_message(COMMAND, {"cmd": "ping", "sent_ns": time.monotonic_ns()}, self.nodes[worker])

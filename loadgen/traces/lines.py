@@ -23,11 +23,9 @@ BOM: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The columns of a CSV file.  bytes: where its rows begin."""
+    """The columns of a CSV file."""
 
     names: tuple[str, ...]
-    bytes: int
-    bom: bool
 
     def places(self, columns: Sequence[str]) -> tuple[int, ...]:
         return tuple(self.names.index(column) for column in columns)
@@ -50,10 +48,9 @@ def read_header(file: IO[bytes], rows: Rows, columns: Sequence[str], format: str
             where=f"{rows.path}:1",
             remedy=f"an {format} trace has the columns {', '.join(columns)}",
         )
-    bom = line.startswith(BOM)
-    if bom:
+    if line.startswith(BOM):
         rows.notes.append("a byte-order mark before the header was skipped")
-    return Header(names, len(line), bom)
+    return Header(names)
 
 
 def split_line(line: bytes, number: int, header: Header, rows: Rows) -> list[str] | None:

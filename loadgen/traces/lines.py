@@ -34,7 +34,17 @@ class Header:
 def header_names(line: bytes) -> tuple[str, ...]:
     """The column names of a header line."""
     text = line.removeprefix(BOM).decode("utf-8", "replace").strip()
-    return tuple(name.strip() for name in next(csv.reader([text]), ()))
+    return tuple(name.strip() for name in fields_of(text) or ())
+
+
+def fields_of(text: str) -> list[str] | None:
+    """The fields of one CSV line; None where its quotes make no sense."""
+    if '"' not in text:
+        return text.split(",")
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error:
+        return None
 
 
 def read_header(file: IO[bytes], rows: Rows, columns: Sequence[str], format: str) -> Header:
@@ -63,7 +73,10 @@ def split_line(line: bytes, number: int, header: Header, rows: Rows) -> list[str
     if not text.strip():
         rows.drop("blank_line", number, None, "")
         return None
-    fields = next(csv.reader([text])) if '"' in text else text.split(",")
+    fields = fields_of(text)
+    if fields is None:
+        rows.drop("bad_quotes", number, None, text)
+        return None
     if len(fields) != len(header.names):
         half = len(fields) < len(header.names) and not line.endswith(b"\n")
         rows.drop("half_line" if half else "wrong_field_count", number, None, text)

@@ -10,7 +10,6 @@ Source: alibaba/ServeGen (Apache-2.0); Xiang et al., ServeGen, arXiv:2505.09999.
 from __future__ import annotations
 
 import ast
-import csv
 import json
 import math
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.traces.lines import CSV_LINE, refuse_long
+from loadgen.traces.lines import CSV_LINE, fields_of, refuse_long
 from loadgen.traces.trace import BATCH_ROWS, Batch, Choices, Rows
 from models.errors import UserError
 
@@ -108,7 +107,7 @@ def _windows(path: Path) -> list[Window]:
             text = line.decode("utf-8", "replace").strip()
             if not text:
                 continue
-            window = _window(next(csv.reader([text])))
+            window = _window(fields_of(text) or [])
             if window is None or (found and window.start_s <= found[-1].start_s):
                 raise UserError(
                     f"no window of {FORMAT}: {text[:80]!r}",

@@ -427,3 +427,11 @@ def test_a_row_too_far_from_its_place_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("loadgen.traces.trace.BATCH_ROWS", 50)
     with pytest.raises(UserError, match="data row 900 is"):
         registry.read(path)
+
+
+def test_a_quoted_line_end_is_a_bad_row_not_a_crash(tmp_path: Path) -> None:
+    good = "\n".join(f"2031-02-03 04:05:{s:02d}.0000000,10,5" for s in range(30))
+    trace = registry.read(write(tmp_path, f'{AZURE}\n{good}\n"2031"\r-02,10,5\n'.encode()))
+    assert trace.rows_dropped == {"bad_quotes": 1}
+    with pytest.raises(UserError):
+        registry.read(write(tmp_path, b'"a"\rb,c\n1,2\n'))

@@ -30,7 +30,10 @@ GAMMA: Final = "Gamma"
 WEIBULL: Final = "Weibull"
 TRACE_END: Final = "-trace.csv"
 DATASET_END: Final = "-dataset.json"
-MAX_PER_WINDOW: Final = 50_000_000
+MAX_START_S: Final = 1e9
+LEAST_SHAPE: Final = 0.01  # the mean of a Weibull law below it is beyond a float
+MOST_SHAPE: Final = 1e4
+MAX_PER_WINDOW: Final = 10_000_000
 Floats = npt.NDArray[np.float64]
 
 
@@ -84,7 +87,11 @@ def arrivals(window: Window, width_s: float, rng: np.random.Generator) -> Floats
     """Times within one window: a renewal process with gaps of the fitted shape and the window's own rate."""
     expected = window.rate * width_s
     if expected > MAX_PER_WINDOW:
-        raise UserError(f"{window.rate:g} arrivals per second are beyond belief", where=f"window {window.start_s:g} s")
+        raise UserError(
+            f"{expected:,.0f} arrivals in one window of {width_s:g} s are beyond belief",
+            where=f"the window at {window.start_s:g} s",
+            remedy="check rate and window_s of its line",
+        )
     times: list[Floats] = []
     at = 0.0
     mean = math.gamma(1 + 1 / window.shape) if window.law == WEIBULL else window.shape
@@ -126,14 +133,14 @@ def _window(fields: list[str]) -> Window | None:
         start, rate, cv, shape, scale = (float(fields[place]) for place in (0, 1, 2, 4, 5))
     except ValueError:
         return None
-    if not all(math.isfinite(value) and value >= 0 for value in (start, rate, cv, shape, scale)):
+    if not all(math.isfinite(value) and value >= 0 for value in (start, rate, cv, shape, scale)) or start > MAX_START_S:
         return None
     law = fields[3].strip()
     if rate == 0:
         return Window(start, 0.0, law, 1.0) if law in ("", GAMMA, WEIBULL) else None
     if law == "":
         return Window(start, rate, GAMMA, 1.0)  # too few arrivals for a fit: Poisson
-    return Window(start, rate, law, shape) if law in (GAMMA, WEIBULL) and shape > 0 else None
+    return Window(start, rate, law, shape) if law in (GAMMA, WEIBULL) and LEAST_SHAPE < shape < MOST_SHAPE else None
 
 
 def _tables(path: Path) -> list[Lengths]:

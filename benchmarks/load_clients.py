@@ -64,7 +64,7 @@ def _aiperf(python: str, url: str, rate: float, seconds: float, folder: Path) ->
     tool = str(Path(python).with_name("aiperf"))
     lengths = ["--synthetic-input-tokens-mean", "200", "--output-tokens-mean", str(CHUNKS), "--streaming"]
     load = ["--request-rate", str(rate), "--request-rate-mode", "constant", "--request-count", str(int(rate * seconds))]
-    where = ["--url", url, "--tokenizer", tokenizer(folder), "--artifact-dir", str(folder / "aiperf")]
+    where = ["--url", url, "--tokenizer", "builtin", "--artifact-dir", str(folder / "aiperf")]  # needs no network
     return [tool, "profile", "-m", "stub", "--endpoint-type", "chat", "--ui", "none", *lengths, *load, *where]
 
 
@@ -73,7 +73,7 @@ def _guidellm(python: str, url: str, rate: float, seconds: float, folder: Path) 
     data = f"prompt_tokens=200,output_tokens={CHUNKS}"
     load = ["--profile", "constant", "--rate", str(rate), "--max-seconds", str(seconds)]
     where = ["--target", url, "--model", "stub", "--processor", tokenizer(folder), "--data", data]
-    return [tool, "benchmark", "run", *where, *load, "--output-dir", str(folder / "guidellm")]
+    return [tool, "run", *where, *load, "--output-dir", str(folder / "guidellm")]
 
 
 def _inference_perf(python: str, url: str, rate: float, seconds: float, folder: Path) -> list[str]:

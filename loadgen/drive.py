@@ -79,10 +79,10 @@ class Interrupts:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def wait(self, seconds: float) -> None:
-        """Wait so long, or until the next signal."""
-        end, before = time.monotonic() + seconds, self.count
-        while self.count == before and time.monotonic() < end:
+    def wait(self, seconds: float, since: int) -> None:
+        """Wait so long, or until there are more signals than `since`."""
+        end = time.monotonic() + seconds
+        while self.count <= since and time.monotonic() < end:
             time.sleep(POLL_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

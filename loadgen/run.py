@@ -301,8 +301,10 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
             cpu = (time.process_time() - began_cpu) / max(1e-9, time.monotonic() - began)
             bundle.update(status=status, workers=[worker.to_dict() for worker in drive.workers])
             if drive.zero_ns is not None:
+                signals = interrupts.count  # one that comes while the last word is written ends the linger too
                 last_word(live, fleet, drive.totals, bundle)
-                interrupts.wait(options.linger_s)
+                if status != INTERRUPTED:
+                    interrupts.wait(options.linger_s, signals)
             fleet.close(quickly=status != COMPLETE)
             if drive.zero_ns is None:
                 say(console, "", f"the run did not start:\n{fleet.log_tail()}")

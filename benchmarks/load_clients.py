@@ -64,16 +64,16 @@ def _aiperf(python: str, url: str, rate: float, seconds: float, folder: Path) ->
     tool = str(Path(python).with_name("aiperf"))
     lengths = ["--synthetic-input-tokens-mean", "200", "--output-tokens-mean", str(CHUNKS), "--streaming"]
     load = ["--request-rate", str(rate), "--request-rate-mode", "constant", "--request-count", str(int(rate * seconds))]
-    where = ["--url", url, "--tokenizer", "builtin", "--artifact-dir", str(folder / "aiperf")]  # needs no network
+    where = ["--url", url, "--tokenizer", tokenizer(folder), "--artifact-dir", str(folder / "aiperf")]
     return [tool, "profile", "-m", "stub", "--endpoint-type", "chat", "--ui", "none", *lengths, *load, *where]
 
 
 def _guidellm(python: str, url: str, rate: float, seconds: float, folder: Path) -> list[str]:
     tool = str(Path(python).with_name("guidellm"))
-    data = f"prompt_tokens=200,output_tokens={CHUNKS}"
-    load = ["--profile", "constant", "--rate", str(rate), "--max-seconds", str(seconds)]
-    where = ["--target", url, "--model", "stub", "--processor", tokenizer(folder), "--data", data]
-    return [tool, "run", *where, *load, "--output-dir", str(folder / "guidellm")]
+    data = f"kind=synthetic_text,prompt_tokens=200,output_tokens={CHUNKS}"
+    load = ["--profile", f"kind=constant,rate={rate}", "--constraint", f"kind=max_duration,seconds={seconds}"]
+    where = ["--backend", f"kind=openai_http,target={url},model=stub", "--data", data]
+    return [tool, "run", *where, "--tokenizer", f"kind=hf_auto,model={tokenizer(folder)}", *load, "--disable-progress"]
 
 
 def _inference_perf(python: str, url: str, rate: float, seconds: float, folder: Path) -> list[str]:

@@ -155,8 +155,8 @@ def test_case_13_attempts_are_linked_and_the_budget_is_never_exceeded(tmp_path: 
     assert {row["index"] for row in attempts} == set(range(300))
     retries = [row for row in attempts if row["attempt"] > 0]
     assert 0 < len(retries) <= 0.1 * 300
-    for n, row in enumerate(sorted(retries, key=lambda row: row["sent_s"]), start=1):
-        begun = sum(one["intended_s"] <= row["sent_s"] for one in rows)
+    for n, row in enumerate(sorted(retries, key=lambda row: row["due_s"]), start=1):
+        begun = sum(one["intended_s"] <= row["due_s"] for one in rows)
         assert n <= 0.1 * begun + 1e-9, "the budget holds at every moment"
     by_index: dict[int, list[Row]] = {}
     for attempt in attempts:

@@ -8,7 +8,9 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo \
+	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
+	accept-replay accept-million accept-fuzz clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -61,7 +63,12 @@ bench-anchor: $(VENV)/.run ## does the simulated twin predict a real run that it
 kernels-table: $(VENV)/.run ## compile every kernel for three architectures, write docs/kernels.json; minutes
 	@$(BIN)/python -m engine.kernel_table --write docs/kernels.json
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations ## the long checks, one target each; results are kept in docs/accept.md
+PEER_CLIENTS ?= bare,locust,aiperf,guidellm,inference-perf
+bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor and its PEER_CLIENTS, 15 to 40 minutes
+	@echo "== quiet the machine first; peers are installed into build/peers once (several GB)"
+	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
+
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -83,6 +90,19 @@ accept-soak: $(VENV)/.run ## SOAK (30) minutes at 1.5x capacity with clients tha
 
 accept-mutations: $(VENV)/.run ## deliberate faults in the kernels, each of which a test must see; minutes
 	@$(BIN)/python -m tests.kernels.mutations
+
+MINUTES ?= 10
+accept-replay: $(VENV)/.run ## MINUTES (10) of Azure code and of Mooncake at real speed: the stub's log agrees within 2 ms
+	@$(BIN)/python -m benchmarks.arrival_replay --minutes $(MINUTES)
+
+REQUESTS ?= 1000000
+accept-million: $(VENV)/.run ## REQUESTS (a million) through one worker: memory is flat; about 7 minutes
+	@$(BIN)/python -m benchmarks.million --requests $(REQUESTS)
+
+SSE_MINUTES ?= 10
+TRACE_MINUTES ?= 2
+accept-fuzz: $(VENV)/.run ## broken input: SSE_MINUTES (10) of streams, TRACE_MINUTES (2) for each trace format
+	@$(BIN)/python -m benchmarks.fuzz --sse-minutes $(SSE_MINUTES) --trace-minutes $(TRACE_MINUTES)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -15,7 +15,10 @@ import typer
 from dashboards.commands import demo_command, report_command, up_command
 from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
-from loadgen.commands import run_command, traces
+from loadgen.commands import run_command
+from loadgen.selfcheck import selfcheck_command
+from loadgen.traces.commands import traces
+from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app
@@ -36,8 +39,10 @@ app.command("floor")(floor_command)
 app.command("gate")(gate_command)
 app.command("report")(report_command)
 app.command("run")(run_command)
+app.command("selfcheck")(selfcheck_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)
+app.command("worker")(worker_command)
 app.add_typer(canaries_app, name="canaries")
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")

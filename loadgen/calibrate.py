@@ -24,8 +24,10 @@ import numpy as np
 
 from loadgen.calls import CHAT_PATH
 from loadgen.prompts import PromptMaker
-from loadgen.schedule import Schedule, Transforms, build
+from loadgen.schedule import Schedule, build
 from loadgen.traces.trace import Trace
+from loadgen.transforms import Transforms
+from loadgen.way import DIRECT, Way
 from models.errors import UserError
 
 BUDGET_S: Final = 15.0  # what the probe aims at
@@ -105,7 +107,9 @@ class Fit:
         return text
 
 
-def measure(target: str, headers: Mapping[str, str], maker: PromptMaker, model: str, max_context: int) -> Speed:
+def measure(
+    target: str, headers: Mapping[str, str], maker: PromptMaker, model: str, max_context: int, way: Way = DIRECT
+) -> Speed:
     """Probe a target for about BUDGET_S.  Raises UserError where it does not answer as it should."""
     began = time.monotonic()
     counter = iter(range(1_000_000))
@@ -113,7 +117,7 @@ def measure(target: str, headers: Mapping[str, str], maker: PromptMaker, model: 
     def ask(input_tokens: int, output_tokens: int) -> Answer:
         prompt = maker.make(next(counter), max(maker.minimum, input_tokens))
         left = max(1.0, LIMIT_S - (time.monotonic() - began))
-        return _ask(target, headers, model, prompt.text, output_tokens, left)
+        return _ask(target, headers, model, prompt.text, output_tokens, left, way)
 
     ask(maker.minimum, 1)  # opens what is opened once
     prefill, asked = _prefill_rate(ask, maker.minimum, min(LONGEST, max_context // 2), began)
@@ -141,7 +145,7 @@ def _prefill_rate(ask: Ask, minimum: int, longest: int, began: float) -> tuple[f
 
 
 def _ask(
-    target: str, headers: Mapping[str, str], model: str, text: str, output_tokens: int, timeout_s: float
+    target: str, headers: Mapping[str, str], model: str, text: str, output_tokens: int, timeout_s: float, way: Way
 ) -> Answer:
     """One plain request."""
     body = {
@@ -157,10 +161,9 @@ def _ask(
         data=json.dumps(body).encode(),
         headers={**headers, "Content-Type": "application/json"},
     )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     began = time.monotonic()
     try:
-        with opener.open(request, timeout=timeout_s) as answer:
+        with way.opener.open(request, timeout=timeout_s) as answer:
             usage = json.loads(answer.read())["usage"]
         seconds = max(1e-6, time.monotonic() - began)
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)

@@ -7,17 +7,20 @@ Nothing is kept: a million requests cost the memory of one.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
 
+from loadgen.bodies import CHAT, PATHS, Sampling
+from loadgen.classes import DOCUMENTS, FILE, TrafficClass
+from loadgen.documents import DocumentPrompts
 from loadgen.job import Call
 from loadgen.prompts import Prompt, PromptMaker
 from loadgen.schedule import Schedule
+from loadgen.sharing import SharedPrompts
+from loadgen.user_prompts import UserPrompts
 
-CHAT_PATH: Final = "/v1/chat/completions"
-CLASS: Final = "default"
+CHAT_PATH: Final = PATHS[CHAT]
 FULL_SAMPLING_BELOW: Final = 50.0  # requests per second: all spans below; six SDK spans cost 260 us of CPU a request
 LEAST_SAMPLING: Final = 0.01
 
@@ -27,36 +30,8 @@ def sampling_ratio(rate_per_s: float) -> float:
     return 1.0 if rate_per_s < FULL_SAMPLING_BELOW else max(LEAST_SAMPLING, FULL_SAMPLING_BELOW / rate_per_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """What every body says about decoding.  exact_output asks for exactly the planned number of tokens."""
-
-    model: str
-    seed: int
-    temperature: float
-    top_p: float
-    exact_output: bool
-
-    def body(self, messages: list[dict[str, Any]], index: int, output_tokens: int) -> bytes:
-        """The JSON of one streamed chat completion; min_tokens and ignore_eos are vLLM's extensions."""
-        draw = hashlib.blake2b(f"{self.seed}:{index}:sampling".encode(), digest_size=4).digest()
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            "max_tokens": output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": int.from_bytes(draw, "big") >> 1,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self.exact_output:
-            body |= {"min_tokens": output_tokens, "ignore_eos": True}
-        return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-
-
 class Calls:
-    """The CallSource of one worker.  Iterating twice gives the same calls."""
+    """The CallSource of one worker.  Iterating twice gives the same calls.  Raises UserError for unusable prompts."""
 
     def __init__(
         self,
@@ -67,12 +42,21 @@ class Calls:
         ratio: float,
         worker: int = 0,
         workers: int = 1,
+        *,
+        classes: Sequence[TrafficClass] = (TrafficClass(),),
+        share_prefixes: bool = True,
+        salt: str = "",
     ) -> None:
         self._schedule = schedule
         self._maker = maker
         self._sampling = sampling
         self._run_id = run_id
         self._ratio = ratio
+        self._classes = tuple(classes)
+        shares = share_prefixes and (schedule.prefixes is not None or schedule.session is not None)
+        self._shared = SharedPrompts(maker, schedule) if shares else None
+        self._documents = DocumentPrompts(maker, seed=sampling.seed, salt=salt)
+        self._files = {one.file: UserPrompts(maker, Path(one.file)) for one in self._classes if one.file is not None}
         self._indexes = schedule.part(worker, workers)
 
     def __len__(self) -> int:
@@ -84,7 +68,14 @@ class Calls:
 
     def prompt(self, index: int) -> Prompt:
         """The prompt of one index of the whole schedule."""
-        return self._maker.make(index, max(self._maker.minimum, int(self._schedule.input_tokens[index])))
+        tokens = max(self._maker.minimum, int(self._schedule.input_tokens[index]))
+        kind = self._classes[int(self._schedule.klass[index])]
+        if kind.prompts == FILE and kind.file is not None:
+            return self._files[kind.file].make(index)
+        if kind.prompts == DOCUMENTS:
+            return self._documents.make(index, tokens)
+        shared = self._shared.make(index, tokens) if self._shared is not None else None
+        return shared or self._maker.make(index, tokens)
 
     def at(self, index: int) -> Call:
         """The call of one index of the whole schedule."""
@@ -94,14 +85,15 @@ class Calls:
         return Call(
             index=index,
             trace_row=int(self._schedule.trace_row[index]),
-            klass=CLASS,
+            klass=self._classes[int(self._schedule.klass[index])].name,
             intended_s=float(self._schedule.intended_s[index]),
-            body=self._sampling.body(self._maker.messages(prompt), index, output_tokens),
-            path=CHAT_PATH,
+            body=self._sampling.body(self._maker, prompt, index, output_tokens),
+            path=self._sampling.path,
             input_tokens=prompt.tokens,
             expected_output_tokens=output_tokens,
             prompt_tokens_expected=prompt.tokens,
             trace_id=ids[:16].hex(),
             span_id=ids[16:24].hex(),
             sampled=int.from_bytes(ids[24:], "big") < self._ratio * 2**32,
+            expected_answer=prompt.answer,
         )

@@ -1,4 +1,4 @@
-"""`tailspan run` and `tailspan traces`: options in, `loadgen.run` and `loadgen.traces` called, results printed.
+"""`tailspan run`: options in, `loadgen.run` called, the result printed.
 
 Results go to stdout (a table, or JSON with --json), the course of things to stderr.  Heavy modules are imported in the
 commands, so that `tailspan --help` stays fast.  Exit codes are those of telemetry.names.
@@ -8,24 +8,51 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from loadgen.traces.commands import (
+    BlockSize,
+    Columns,
+    Failures,
+    Format,
+    Restart,
+    Seed,
+    TimeUnit,
+    choices_of,
+)
 from models.errors import UserError
 
 if TYPE_CHECKING:
     from loadgen.run import Prepared
-    from loadgen.traces.trace import Trace
 
-traces = typer.Typer(no_args_is_help=True, help="Arrival traces: which are known, where they lie, what they are like.")
+SAMPLE_ROWS: Final = 5  # requests that a dry run prints
 
-SAMPLE_ROWS = 5  # requests that a dry run prints
+
+#: Parameter of the command -> option of loadgen.options, where the names differ.
+OPTION_OF: Final = {
+    "target": "targets",
+    "dequantise": "dequantise_s",
+    "connect_timeout": "connect_timeout_s",
+    "first_token_timeout": "first_token_timeout_s",
+    "total_timeout": "total_timeout_s",
+    "header": "headers",
+    "linger": "linger_s",
+}
+#: Parameters that are no option by themselves.
+NOT_OPTIONS: Final = (
+    "plan", "window", "start", "duration", "arrivals", "trace_format", "columns", "time_unit", "block_size", "failures",
+    "restart", "trace_seed", "as_json", "dry_run", "baseline", "summary", "junit",
+)  # fmt: skip
 
 
 def run_command(
-    target: Annotated[str, typer.Option(help="Base URL of the server, or several separated by commas.")],
+    context: typer.Context,
+    plan: Annotated[str | None, typer.Argument(help="A plan in YAML, or one that ships; options given win.")] = None,
+    target: Annotated[str, typer.Option(help="Base URL of the server, or several separated by commas.")] = "",
     trace: Annotated[str, typer.Option(help="A known trace (tailspan traces list) or a file.")] = "azure-2023-conv",
     slo: Annotated[str, typer.Option(help="SLO file in YAML, or a preset (tailspan slo list).")] = "chat",
     model: Annotated[str, typer.Option(help="Reference model: its tokenizer and template count tokens.")] = "smollm2",
@@ -42,10 +69,34 @@ def run_command(
         float | None, typer.Option(metavar="UTILISATION", help="Measure the target, then scale to this share of it.")
     ] = None,
     over_limit: Annotated[str, typer.Option(help="Requests beyond the context: skip, clip or fail.")] = "skip",
+    dequantise: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Spread arrivals over the tick of the recorder's clock.")
+    ] = None,
+    loop: Annotated[int, typer.Option(help="How often the window is sent, one after the other.")] = 1,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Other times: poisson:rate=5, gamma:rate=5,cv=3, ramp:from=1,to=9 …"),
+    ] = None,
+    trace_format: Format = None,
+    columns: Columns = None,
+    time_unit: TimeUnit = None,
+    block_size: BlockSize = None,
+    failures: Failures = "drop",
+    restart: Restart = "fail",
+    trace_seed: Seed = 0,
+    share_prefixes: Annotated[
+        bool, typer.Option("--share-prefixes/--no-share-prefixes", help="Prompts begin alike where the trace says so.")
+    ] = True,
+    api: Annotated[str, typer.Option(help="chat, completions or responses.")] = "chat",
     workers: Annotated[int, typer.Option(help="Sender processes.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of thinning, texts and sampling.")] = 0,
     salt: Annotated[
-        str | None, typer.Option(help="Repeat the prompts of a run (meets the prefix cache). [default: the run's id]")
+        str | None,
+        typer.Option(
+            "--reuse-prompts",
+            "--salt",
+            help="Salt of a run, to send its prompts again (meets the cache). [default: the run's id]",
+        ),
     ] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Limit in flight; the run is then not open loop.")] = None,
     connect_timeout: Annotated[float, typer.Option(help="Seconds to connect.")] = 10.0,
@@ -62,6 +113,12 @@ def run_command(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
     ] = None,
+    proxy: Annotated[str | None, typer.Option(metavar="URL", help="HTTP proxy; its password as $VARIABLE.")] = None,
+    ca_file: Annotated[str | None, typer.Option(metavar="PEM", help="Certificates to trust, not the system's.")] = None,
+    verify_tls: Annotated[
+        bool, typer.Option("--verify-tls/--no-verify-tls", help="Check the target's certificate.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Run it so often, each with its own prompts.")] = 1,
     otlp_port: Annotated[int, typer.Option(min=0, max=65535, help="Where spans are received (OTLP/HTTP).")] = 4318,
     runs: Annotated[str | None, typer.Option(help="Folder of run bundles. [default: $TAILSPAN_RUNS or runs]")] = None,
     name: Annotated[str | None, typer.Option(help="A name for this run, kept in its manifest.")] = None,
@@ -69,67 +126,77 @@ def run_command(
     baseline: Annotated[str | None, typer.Option(help="Compare with this baseline, or with a run.")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write Markdown for a pull request to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    remote_workers: Annotated[
+        int,
+        typer.Option(min=0, max=256, help="Workers on other machines, beside --workers: tailspan worker --master …"),
+    ] = 0,
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master listens for them.")] = "0.0.0.0:5557",
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where the master serves /metrics. [default: a free port]")
+    ] = 0,
+    linger: Annotated[float, typer.Option(help="Seconds for which /metrics stays after the end.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; send nothing of it.")] = False,
 ) -> int:
     """Replay a trace against a server, open loop, and judge every request."""
     from rich.console import Console
 
-    from loadgen.run import Options, prepare, run
+    from loadgen.arrivals import ArrivalModel
+    from loadgen.options import Options
+    from loadgen.plan_file import read
+    from loadgen.run import prepare, run
     from telemetry.baseline import Load, require_same_load, resolve_baseline
     from telemetry.gate import gate
     from telemetry.gate_command import deliver, tell
+    from telemetry.names import EXIT_INTERRUPTED, EXIT_OK, EXIT_PRECEDENCE
     from telemetry.terminal import render, show
 
-    start_s, duration_s = time_window(window, start, duration)
-    options = Options(
-        targets=target,
-        trace=trace,
-        slo=slo,
-        model=model,
-        served_model=served_model,
-        start_s=start_s,
-        duration_s=duration_s,
-        speed=speed,
-        rate_scale=rate_scale,
-        length_scale=length_scale,
-        fit=fit,
-        over_limit=over_limit,
-        workers=workers,
-        seed=seed,
-        salt=salt,
-        max_concurrency=max_concurrency,
-        connect_timeout_s=connect_timeout,
-        first_token_timeout_s=first_token_timeout,
-        total_timeout_s=total_timeout,
-        keep_text=keep_text,
-        exact_output=exact_output,
-        temperature=temperature,
-        headers=header or [],
-        api_key_env=api_key_env,
-        otlp_port=otlp_port,
-        runs=runs,
-        name=name,
-        web_ui=web_ui,
-        command=" ".join(["tailspan", *sys.argv[1:]]),
-    )
-    others = resolve_baseline(baseline, Path(runs) if runs else None) if baseline else []  # refused before any load
-    prepared = prepare(options, Console(stderr=True))
-    load = Load(prepared.trace.sha256, len(prepared.schedule), prepared.schedule.length_s)
-    require_same_load(others, load, baseline)
-    if dry_run:
-        print_plan(prepared, as_json=as_json)
-        return 0
-    bundle, _ = run(options, prepared, Console(stderr=True))
-    found = gate(bundle, prepared.objective, baseline, others)
-    deliver(found, summary, junit)
-    if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
-    else:
-        show(render(found.summary))
-        if others:
-            tell(found)
-    return found.exit_code
+    given = {name: value for name, value in context.params.items() if was_given(context, name)}
+    values = read(plan) if plan is not None else {}
+    values |= {OPTION_OF.get(name, name): value for name, value in given.items() if name not in NOT_OPTIONS}
+    if given.keys() & {"window", "start", "duration"}:
+        values["start_s"], values["duration_s"] = time_window(window, start, duration)
+    if arrivals is not None:
+        values["arrivals"] = ArrivalModel.parse(arrivals, "--arrivals")
+    reading = ("trace_format", "columns", "time_unit", "block_size", "failures", "restart", "trace_seed")
+    if given.keys() & set(reading):
+        values["choices"] = choices_of(trace_format, columns, time_unit, block_size, failures, restart, trace_seed)
+    options = Options(**values, command=" ".join(["tailspan", *sys.argv[1:]]))
+    if options.repeats > 1 and (summary or junit):
+        raise UserError(
+            f"{options.repeats} runs would write one file",
+            where="--summary" if summary else "--junit",
+            remedy="leave it out, and write one for each with: tailspan gate RUN",
+        )
+    # a baseline that cannot be had is refused before any load
+    others = resolve_baseline(baseline, Path(options.runs) if options.runs else None) if baseline else []
+    codes: set[int] = set()
+    for repeat in range(options.repeats):
+        prepared = prepare(options, Console(stderr=True))
+        load = Load(prepared.trace.sha256, len(prepared.schedule), prepared.schedule.length_s)
+        require_same_load(others, load, baseline)
+        if dry_run:
+            print_plan(prepared, as_json=as_json)
+            return EXIT_OK
+        bundle, _ = run(options, prepared, Console(stderr=True), repeat=repeat)
+        found = gate(bundle, prepared.objective, baseline, others)
+        deliver(found, summary, junit)
+        if as_json:
+            print(json.dumps(found.to_dict(), indent=2 if options.repeats == 1 else None))
+        else:
+            show(render(found.summary))
+            if others:
+                tell(found)
+        codes.add(int(found.exit_code))
+        if EXIT_INTERRUPTED in codes:
+            return EXIT_INTERRUPTED
+    return next((code for code in EXIT_PRECEDENCE if code in codes), EXIT_OK)
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Was this parameter set on the command line?  Then it wins over the plan."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def time_window(window: str | None, start: float | None, duration: float | None) -> tuple[float, float | None]:
@@ -155,19 +222,17 @@ def time_window(window: str | None, start: float | None, duration: float | None)
 
 def print_plan(prepared: Prepared, *, as_json: bool) -> None:
     """What would be sent: the transforms, and the first requests with their real bodies."""
-    from loadgen.calls import Calls, Sampling
-    from loadgen.prompts import PromptMaker
+    from loadgen.plan import calls_of
 
-    plan, reference = prepared.plan, prepared.reference
-    maker = PromptMaker(reference.tokenizer, reference.template, seed=plan.seed, salt=plan.salt or "dry run")
-    sampling = Sampling(plan.served_model, plan.seed, plan.temperature, plan.top_p, plan.exact_output)
-    calls = Calls(prepared.schedule, maker, sampling, "dry-run", plan.sampling_ratio)
+    plan = replace(prepared.plan, salt=prepared.plan.salt or "dry run", run_id="dry-run")
+    calls = calls_of(plan, prepared.schedule, prepared.reference)
     first = [calls.at(index) for index in range(min(SAMPLE_ROWS, len(prepared.schedule)))]
     if as_json:
         rows = [
             {
                 "index": call.index,
                 "trace_row": call.trace_row,
+                "class": call.klass,
                 "intended_s": call.intended_s,
                 "input_tokens": call.input_tokens,
                 "output_tokens": call.expected_output_tokens,
@@ -183,115 +248,12 @@ def print_plan(prepared: Prepared, *, as_json: bool) -> None:
         )
     print(f"\nthe first {len(first)} of {len(prepared.schedule):,} requests to {', '.join(plan.targets)}:")
     for call in first:
-        text = json.loads(call.body)["messages"][0]["content"]
-        lengths = f"in {call.input_tokens:>6,}  out {call.expected_output_tokens:>5,}"
+        text = prompt_text(json.loads(call.body))
+        lengths = f"in {call.input_tokens:>6,}  out {call.expected_output_tokens:>5,}  {call.klass}"
         print(f"  {call.intended_s:9.4f} s  {lengths}  {text[:70]}{'…' if len(text) > 70 else ''}")
 
 
-@traces.command("list")
-def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """The traces known by name, and whether they are on this machine."""
-    from loadgen.traces.catalogue import KNOWN
-    from loadgen.traces.find import on_disk
-
-    rows: list[dict[str, Any]] = []
-    for known in KNOWN.values():
-        found, _ = on_disk(known)
-        row: dict[str, Any] = {
-            "name": known.name,
-            "rows": known.rows,
-            "synthetic": known.synthetic,
-            "licence": known.licence,
-        }
-        rows.append({**row, "about": known.about, "path": str(found.path) if found else None})
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        print(f"{row['name']:<18}{row['rows']:>8,} rows  {row['licence']}\n    {row['about']}")
-        print(f"    {row['path'] or 'not on this machine yet: tailspan traces fetch ' + row['name']}")
-
-
-@traces.command("fetch")
-def fetch_trace(name: Annotated[str, typer.Argument(help="A known trace.")]) -> None:
-    """Download a known trace into the cache: pinned sha256, resumed where it broke off."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from loadgen.traces.catalogue import KNOWN
-    from loadgen.traces.fetch import FetchError, fetch
-    from loadgen.traces.find import cache_folder
-
-    known = KNOWN.get(name)
-    if known is None or known.url is None:
-        remote = ", ".join(entry.name for entry in KNOWN.values() if entry.url)
-        raise UserError(
-            f"{name!r} is not a trace that can be fetched", where="traces fetch", remedy=f"one of: {remote}"
-        )
-    print(f"{known.name}: {known.about}\nlicence {known.licence}; {known.citation}\nfrom {known.url}")
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(known.file, total=known.bytes)
-        try:
-            path = fetch(known, cache_folder(), lambda done, _: bar.update(task, completed=done))
-        except FetchError as error:
-            raise UserError(
-                f"{name} could not be fetched: {error}",
-                where="traces fetch",
-                remedy=f"try again, or put {known.file} into a folder named by TAILSPAN_TRACES",
-            ) from None
-    print(f"{path} (sha256 {known.sha256})")
-
-
-@traces.command("show")
-def show_trace(
-    name: Annotated[str, typer.Argument(help="A known trace or a file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> None:
-    """Counts, rate, burstiness and lengths of a trace."""
-    from loadgen.traces import registry
-    from loadgen.traces.find import locate
-    from loadgen.traces.statistics import describe
-
-    found = locate(name)
-    trace = registry.read(found.path, found.name)
-    figures = describe(trace.arrival_ns / 1e9, trace.input_tokens, trace.output_tokens)
-    if as_json:
-        facts: dict[str, Any] = {
-            "name": trace.name,
-            "format": trace.format,
-            "path": str(trace.path),
-            "sha256": trace.sha256,
-        }
-        rows = {"rows_read": trace.rows_read, "rows_kept": trace.rows_kept, "rows_dropped": trace.rows_dropped}
-        facts |= {"source": found.source, "synthetic": trace.synthetic, "notes": list(trace.notes)}
-        print(json.dumps({**facts, **rows, "inversions": trace.inversions, **figures.to_dict()}, indent=2))
-        return
-    print_trace(trace, found.sentence, figures.to_dict())
-
-
-def print_trace(trace: Trace, sentence: str, figures: dict[str, Any]) -> None:
-    """The figures as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    def number(value: float | None, unit: str = "") -> str:
-        return "not defined" if value is None else f"{value:,.4g}{unit}"
-
-    console = Console()
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("format", trace.format)
-    table.add_row("rows", trace.account())
-    for note in trace.notes:
-        table.add_row("warning", note)
-    table.add_row("span", number(figures["span_s"], " s"))
-    table.add_row("mean rate", number(figures["rate_per_s"], " /s") + f", at most {figures['peak_1s']} in one second")
-    table.add_row("CV of gaps", number(figures["gap_cv"]) + "  (Poisson 1)")
-    dispersion = "   ".join(f"{width} s: {number(value)}" for width, value in figures["iod"].items())
-    table.add_row("IoD", dispersion + "  (Poisson 1)")
-    table.add_row("longest gap", number(figures["longest_gap_s"], " s"))
-    table.add_row("equal stamps", str(figures["equal_stamps"]))
-    for key, label in (("input", "input tokens"), ("output", "output tokens")):
-        quantiles = "   ".join(f"{level} {value:,}" for level, value in figures[f"{key}_tokens"].items())
-        table.add_row(label, f"mean {figures[f'{key}_mean']:,.1f}   {quantiles}")
-    console.print(table)
+def prompt_text(body: dict[str, Any]) -> str:
+    """What the user says last in a body of any API."""
+    messages = body.get("messages") or body.get("input")
+    return str(messages[-1]["content"] if messages else body["prompt"])

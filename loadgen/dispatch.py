@@ -20,6 +20,7 @@ from loadgen.alarm import Alarm, alarm
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin, Pool
 from loadgen.job import Call, CallSource, SendSettings
+from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
 from loadgen.stream import Answer
 from loadgen.textfacts import leak_counter, text_facts
@@ -64,7 +65,9 @@ class Dispatcher:
         worker: int,
         tokenizer: Tokenizer | None = None,
         on_drained: Callable[[], None] = lambda: None,
+        attempts: RowSink | None = None,
     ) -> None:
+        """attempts: where attempts are written, of settings with patience."""
         self.connect_timeout_s = settings.connect_timeout_s
         self.requests = len(source)
         self.vitals = Vitals()
@@ -77,13 +80,23 @@ class Dispatcher:
         self._count_leaks = leak_counter(tokenizer.special_texts if tokenizer is not None else ())
         self._on_drained = on_drained
         limits = Limits(head=settings.line_limit, body=settings.body_limit)
-        self._pools = [Pool(Origin.parse(url), limits) for url in settings.targets]
-        self._heads = [RequestHead(pool.origin, settings.headers) for pool in self._pools]
+        way = settings.way
+        proxy = None if way.proxy is None else Origin.of_proxy(way.proxy)
+        origins = [Origin.parse(url) for url in settings.targets]
+        self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy) for one in origins]
+        self._heads = [RequestHead(one, settings.headers, proxy) for one in origins]
+        self._first_token_s, self._total_s = settings.first_token_timeout_s, settings.total_timeout_s
+        self._retries: Retries | None = None
+        if settings.patience is not None and attempts is not None:
+            patience = settings.patience
+            self._first_token_s = min(self._first_token_s, patience.first_token_s or self._first_token_s)
+            self._total_s = min(self._total_s, patience.total_s or self._total_s)
+            self._retries = Retries(patience, settings.retry_seed, attempts, worker, self._again)
         self._zero_ns = 0
         self._ahead: deque[Call] = deque()
         self._ahead_bytes = 0
         self._exhausted = False
-        self._parked: deque[Call] = deque()  # due, but held back by max_concurrency
+        self._parked: deque[tuple[Call, Flight | None]] = deque()  # due, but held back by max_concurrency
         self._in_flight: dict[int, Flight] = {}  # both in the order of their start, which is that of their timeouts
         self._no_token_yet: dict[int, Flight] = {}
         self._ended: deque[Flight] = deque()  # rows to be made
@@ -119,6 +132,8 @@ class Dispatcher:
         self._alarm = alarm(self._ring)
         self._pulse = alarm(self._beat)
         self._pulse.set(self.vitals.next_beat_ns)
+        if self._retries is not None:
+            self._retries.start(zero_ns)
         self._ring()
 
     async def stop(self, grace_s: float) -> None:
@@ -127,6 +142,8 @@ class Dispatcher:
             self._stopping = True
             if self._alarm is not None:
                 self._alarm.close()
+            for flight in self._retries.write_off() if self._retries is not None else ():
+                self._count(flight)
             self._write_off_unsent(time.monotonic_ns())
             self._ahead.clear()
             self._exhausted = True
@@ -155,7 +172,8 @@ class Dispatcher:
     @property
     def finished(self) -> bool:
         """All calls were sent and have ended."""
-        return self._exhausted and not self._ahead and not self._parked and not self._in_flight
+        pausing = self._retries is not None and self._retries.pending
+        return self._exhausted and not self._ahead and not self._parked and not self._in_flight and not pausing
 
     @property
     def write_error(self) -> str | None:
@@ -184,6 +202,7 @@ class Dispatcher:
             "connections": sum(len(pool) for pool in self._pools),
             "finished": self.finished,
             "write_error": self.write_error,
+            **(self._retries.figures() if self._retries is not None else {}),
         }
 
     # --- sending ---
@@ -210,36 +229,47 @@ class Dispatcher:
                 break
             self._ahead.popleft()
             self._ahead_bytes -= len(call.body)
-            self._launch(call, now)
+            self._launch(call, None, now)
             now = time.monotonic_ns()
         if self.finished and not self.begun:
             self._on_drained()  # an empty schedule: no end of a request will say so
         self._tidy_soon()
 
-    def _launch(self, call: Call, now: int) -> None:
+    def _launch(self, call: Call, before: Flight | None, now: int) -> None:
         most = self._settings.max_concurrency
         if most is not None and (self._parked or len(self._in_flight) >= most):
-            self._parked.append(call)
+            self._parked.append((call, before))
         else:
-            self._begin(call, now)
+            self._begin(call, before, now)
 
     def _unpark(self) -> None:
         """Give free places to those who wait, in their order."""
         most = self._settings.max_concurrency
         while self._parked and not self._stopping and (most is None or len(self._in_flight) < most):
-            self._begin(self._parked.popleft(), time.monotonic_ns())
+            self._begin(*self._parked.popleft(), time.monotonic_ns())
 
-    def _begin(self, call: Call, now: int) -> None:
-        where = call.index % len(self._pools)
-        flight = Flight(self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit)
+    def _begin(self, call: Call, before: Flight | None, now: int) -> None:
+        """One attempt; before: the one that failed."""
+        where = (call.index + (before.attempt + 1 if before is not None else 0)) % len(self._pools)
+        flight = Flight(
+            self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit, before
+        )
         self._in_flight[call.index] = flight
         self._no_token_yet[call.index] = flight
-        self.begun += 1
-        self.vitals.lag.add((now - self._due_ns(call)) / 1e9)
+        if before is None:
+            self.begun += 1
+            self.vitals.lag.add((now - self._due_ns(call)) / 1e9)
+            if self._retries is not None:
+                self._retries.budget.begun += 1
         flight.go()
 
+    def _again(self, failed: Flight) -> None:
+        """The pause of a retry is over."""
+        self._launch(failed.call, failed, time.monotonic_ns())
+
     def on_sent(self, flight: Flight) -> None:
-        self.sent += 1
+        if flight.attempt == 0:
+            self.sent += 1
 
     def on_first_token(self, flight: Flight) -> None:
         self._no_token_yet.pop(flight.call.index, None)
@@ -251,7 +281,12 @@ class Dispatcher:
         connection = flight.connection
         if connection is not None and connection.busy and connection.open:
             self._lingering.append((time.monotonic_ns() + _LINGER_NS, connection, connection.exchanges))
-        self._count(flight)
+        retried = False
+        if self._retries is not None:
+            replica = _name_of_replica(flight.answer, flight)
+            retried = self._retries.ended(flight, flight.pool.origin.url, replica, stopping=self._stopping)
+        if not retried:
+            self._count(flight)
         if self._parked:
             # In the next turn: by then the connection that has just been read may be free.
             asyncio.get_running_loop().call_soon(self._unpark)
@@ -273,7 +308,11 @@ class Dispatcher:
     def _write_off_unsent(self, now: int) -> None:
         """Calls that were due and never begun get a row too; those of the future are none of this run's."""
         while self._parked:
-            self._never_sent(self._parked.popleft(), now)
+            call, before = self._parked.popleft()
+            if before is None:
+                self._never_sent(call, now)
+            else:
+                self._count(before)
         while (self._ahead or self._pull()) and self._due_ns(self._ahead[0]) <= now and self._zero_ns:
             self._never_sent(self._ahead.popleft(), now)
 
@@ -311,9 +350,8 @@ class Dispatcher:
         self._tidy_soon()
 
     def _time_out(self, now: int) -> None:
-        settings = self._settings
-        self._expire(self._no_token_yet, settings.first_token_timeout_s, TIMEOUT_FIRST_TOKEN, now)
-        self._expire(self._in_flight, settings.total_timeout_s, TIMEOUT_TOTAL, now)
+        self._expire(self._no_token_yet, self._first_token_s, TIMEOUT_FIRST_TOKEN, now)
+        self._expire(self._in_flight, self._total_s, TIMEOUT_TOTAL, now)
         while self._lingering and self._lingering[0][0] <= now:
             _, connection, exchange = self._lingering.popleft()
             if connection.busy and connection.exchanges == exchange:
@@ -372,7 +410,7 @@ class Dispatcher:
         row["replica"] = _name_of_replica(answer, flight)
         row["attempts"] = flight.attempts
         if flight.start_ns:
-            row["lag_s"] = (flight.start_ns - self._due_ns(flight.call)) / 1e9
+            row["lag_s"] = (flight.first_start_ns - self._due_ns(flight.call)) / 1e9
             row["sent_s"] = None if flight.sent_ns is None else (flight.sent_ns - self._zero_ns) / 1e9
             row["connect_s"] = None if flight.connect_ns is None else flight.connect_ns / 1e9
             row["connection_reused"] = flight.reused
@@ -384,6 +422,8 @@ class Dispatcher:
         self._buffered = 0
         try:
             self._rows.flush()
+            if self._retries is not None:
+                self._retries.flush()
         except ValueError as error:  # a row that does not fit; the others are written
             self._write_fault = str(error)
 

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
@@ -37,7 +37,9 @@ class Worker:
     state: str = "starting"
     pid: int | None = None
     sender_pid: int | None = None
+    remote: bool = False  # on another machine: its processes are not ours to watch
     message: str = ""
+    clock: dict[str, Any] = field(default_factory=dict)  # its monotonic clock against the master's
     progress: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
 
@@ -49,7 +51,14 @@ class Worker:
         """The entry of the manifest."""
         figures = {key: value for key, value in self.end.items() if key not in ("ev", "worker")}
         status = "ok" if self.state == "ended" else "lost"
-        return {"name": self.name, "status": status, **({"message": self.message} if self.message else {}), **figures}
+        clock = {"clock": self.clock} if self.clock else {}
+        return {
+            "name": self.name,
+            "status": status,
+            **clock,
+            **({"message": self.message} if self.message else {}),
+            **figures,
+        }
 
 
 class Interrupts:
@@ -70,12 +79,21 @@ class Interrupts:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def wait(self, seconds: float, since: int) -> None:
+        """Wait so long, or until there are more signals than `since`."""
+        end = time.monotonic() + seconds
+        while self.count <= since and time.monotonic() < end:
+            time.sleep(POLL_S)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
 
 
 class Drive:
-    """One run of a fleet.  After run(): status (of the bundle), workers, zero (ns, or None if it never started)."""
+    """One run of a fleet.  After run(): status (of the bundle), workers, zero (ns, or None if it never started).
+
+    on_progress: told the totals each second; returns the requests by verdict so far.
+    """
 
     def __init__(
         self,
@@ -86,7 +104,8 @@ class Drive:
         length_s: float,
         total_timeout_s: float,
         on_start: Callable[[int, int], None],
-        on_progress: Callable[[Totals], None],
+        on_progress: Callable[[Totals], Mapping[str, int]],
+        start_limit_s: float = START_LIMIT_S,
     ) -> None:
         self._fleet = fleet
         self._progress = progress
@@ -95,7 +114,7 @@ class Drive:
         self._total_timeout_s = total_timeout_s
         self._on_start = on_start
         self._on_progress = on_progress
-        self._deadline = time.monotonic() + START_LIMIT_S
+        self._deadline = time.monotonic() + start_limit_s
         self._stopping = 0  # how often a stop was sent
         self._stopped_by_user = False
         self.zero_ns: int | None = None
@@ -127,8 +146,7 @@ class Drive:
             if time.monotonic() - shown >= 1.0 and self.zero_ns is not None:
                 shown = time.monotonic()
                 totals = self.totals
-                self._progress.show(totals, "stopping" if self._stopping else "")
-                self._on_progress(totals)
+                self._progress.show(totals, self._on_progress(totals), "stopping" if self._stopping else "")
         for worker in self.workers:
             if worker.state == "lost" and worker.sender_pid is not None:
                 end_sender(worker.sender_pid)
@@ -150,11 +168,14 @@ class Drive:
             return
         worker = self.workers[event["worker"]]
         if kind == "hello":
-            worker.pid, worker.sender_pid = event["pid"], event["sender_pid"]
+            worker.pid, worker.sender_pid = event.get("pid"), event.get("sender_pid")
+            worker.remote = bool(event.get("remote"))
         elif kind == "ready":
             worker.state = "ready"
             for warning in event.get("warnings", []):
                 self._progress.say(f"{worker.name}: {warning}")
+        elif kind == "clock":
+            worker.clock = {key: value for key, value in event.items() if key not in ("ev", "worker")}
         elif kind == "progress":
             worker.progress = event
         elif kind == "end":
@@ -170,7 +191,7 @@ class Drive:
             self._lose(f"the Locust master ended with {how}")
             return
         known = [worker for worker in self.workers if worker.pid == event["pid"]]
-        unknown = [worker for worker in self.workers if worker.pid is None and not worker.over]
+        unknown = [worker for worker in self.workers if worker.pid is None and not worker.over and not worker.remote]
         for worker in (known or unknown)[:1]:
             if not worker.over:
                 self._lose_one(worker, f"its Locust worker ended with {how}")

@@ -1,6 +1,6 @@
 """One call on its way: from the moment work on it starts until it has an answer or a reason.
 
-Owns the attempts of a call: the connection it uses, the one retry after a stale kept connection, and which reason a
+Owns one attempt at a call: the connection it uses, the one retry after a stale kept connection, and which reason a
 broken connection means.  Must always hold: a flight ends once; after that nothing of the connection reaches it.
 """
 
@@ -40,11 +40,18 @@ class Flight:
         "_ground",
         "_heard_first",
         "_request",
+        "_sends",
         "answer",
+        "attempt",
         "attempts",
         "call",
         "connect_ns",
+        "due_ns",
         "ended",
+        "first_start_ns",
+        "next_due_ns",
+        "next_pause_s",
+        "pause_s",
         "peer",
         "pool",
         "reused",
@@ -53,8 +60,16 @@ class Flight:
     )
 
     def __init__(
-        self, ground: Ground, call: Call, pool: Pool, request: Callable[[Call], bytes], start_ns: int, line_limit: int
+        self,
+        ground: Ground,
+        call: Call,
+        pool: Pool,
+        request: Callable[[Call], bytes],
+        start_ns: int,
+        line_limit: int,
+        before: Flight | None = None,
     ) -> None:
+        """before: the attempt that failed, where this one is a retry."""
         self.call = call
         self.pool = pool
         self.answer = Answer(line_limit)
@@ -62,7 +77,14 @@ class Flight:
         self.sent_ns: int | None = None
         self.connect_ns: int | None = None
         self.reused: bool | None = None
-        self.attempts = 0
+        self.attempts: int = 0 if before is None else before.attempts  # sends, those of earlier attempts included
+        self.attempt: int = 0 if before is None else before.attempt + 1
+        self.first_start_ns: int = start_ns if before is None else before.first_start_ns
+        self.due_ns = None if before is None else before.next_due_ns  # of a retry: the end of its pause
+        self.pause_s = None if before is None else before.next_pause_s
+        self.next_due_ns: int | None = None
+        self.next_pause_s: float | None = None
+        self._sends = 0  # of this attempt alone
         self.peer = ""
         self.ended = False
         self._ground = ground
@@ -113,7 +135,8 @@ class Flight:
             now = time.monotonic_ns()
             self._connecting = None
             self.connect_ns = (self.connect_ns or 0) + now - began
-            detail = error.detail if self.attempts == 0 else f"after a stale connection: {error.detail}"
+            detail = error.detail if self._sends == 0 else f"after a stale connection: {error.detail}"
+            self._sends += 1
             self.attempts += 1
             self.answer.give_up(error.reason, detail, now)
             self._end()
@@ -125,6 +148,7 @@ class Flight:
         elif connection.open:
             self._write(connection, reused=False)
         else:
+            self._sends += 1
             self.attempts += 1
             self.answer.give_up(RESET, "closed by the server as soon as it was open", time.monotonic_ns())
             self._end()
@@ -133,6 +157,7 @@ class Flight:
         self._connection = connection
         self.reused = reused
         self.peer = connection.peer
+        self._sends += 1
         self.attempts += 1
         data = self._request(self.call)
         first = self.sent_ns is None
@@ -183,4 +208,4 @@ class Flight:
 
     def _was_stale(self, connection: Connection, now_ns: int) -> bool:
         assert self.sent_ns is not None
-        return bool(self.reused) and self.attempts == 1 and not connection.heard and now_ns - self.sent_ns < STALE_NS
+        return bool(self.reused) and self._sends == 1 and not connection.heard and now_ns - self.sent_ns < STALE_NS

@@ -9,14 +9,15 @@ back to the pool only after its answer was read whole and both sides agreed to k
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httptools
 
@@ -40,6 +41,19 @@ class Origin:
     host: str
     port: int
     base: str
+    authorization: tuple[str, ...] = field(default=(), repr=False)  # header lines that a proxy wants
+
+    @classmethod
+    def of_proxy(cls, url: str) -> Origin:
+        """Where a proxy URL points; user and password become its header.  Raises UserError, which shows neither."""
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise UserError("this is no HTTP proxy", where="--proxy", remedy="write http://proxy:3128")
+        lines: tuple[str, ...] = ()
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            lines = (f"Proxy-Authorization: Basic {base64.b64encode(secret).decode()}",)
+        return cls("the proxy", False, parts.hostname, parts.port or 3128, "", lines)
 
     @classmethod
     def parse(cls, url: str) -> Origin:
@@ -64,6 +78,10 @@ class Origin:
         """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    def behind(self, proxy: Origin | None) -> str:
+        """What a request line needs ahead of its path: the whole address where a proxy reads it."""
+        return f"http://{self.authority}" if proxy is not None and not self.tls else ""
 
     def path(self, path: str) -> str:
         """The request path of an API path; a base that already ends in /v1 takes no second one."""
@@ -264,11 +282,34 @@ class Connection(asyncio.Protocol):
             listener.on_failure(kind, detail, self._now)
 
 
-class Pool:
-    """The connections to one origin; the one used last is used next, so that idle ones die off at the server."""
+class Tunnel(asyncio.Protocol):
+    """The beginning of a connection through a proxy: CONNECT, and the proxy's answer."""
 
-    def __init__(self, origin: Origin, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._head = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._head += data
+        if (b"\r\n\r\n" in self._head or len(self._head) > 1 << 16) and not self.answered.done():
+            self.answered.set_result(self._head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(ConnectionResetError("the proxy closed the connection"))
+
+
+class Pool:
+    """The connections to one origin; the one used last is used next, so that idle ones die off at the server.
+
+    Through a proxy, http goes to the proxy itself and https through a tunnel that it opens.
+    """
+
+    def __init__(
+        self, origin: Origin, limits: Limits, tls: ssl.SSLContext | None = None, proxy: Origin | None = None
+    ) -> None:
         self.origin = origin
+        self.proxy = proxy
         self._limits = limits
         self._tls = (tls or ssl.create_default_context()) if origin.tls else None
         self._addresses: list[str] = []
@@ -280,7 +321,7 @@ class Pool:
 
     async def resolve(self) -> None:
         """Look the host up, once; every address is tried in the resolver's order.  Raises UserError."""
-        origin = self.origin
+        origin = self.proxy or self.origin
         try:
             found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -306,17 +347,13 @@ class Pool:
             raise ConnectError(TIMEOUT_CONNECT, f"no connection within {timeout_s:g} s") from None
 
     async def _try_addresses(self) -> Connection:
-        loop = asyncio.get_running_loop()
         failed = ConnectError(REFUSED, "no address")
         for address in self._addresses:
             try:
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._limits, self._return),
-                    address,
-                    self.origin.port,
-                    ssl=self._tls,
-                    server_hostname=self.origin.host if self._tls is not None else None,
-                )
+                if self.proxy is not None and self._tls is not None:
+                    connection = await self._through_tunnel(address, self.proxy, self._tls)
+                else:
+                    connection = await self._straight(address)
             except ssl.SSLError as error:
                 failed = ConnectError(REFUSED, f"TLS: {error}")
             except TimeoutError as error:  # the kernel's own ETIMEDOUT
@@ -328,6 +365,41 @@ class Pool:
                     self._all.add(connection)
                 return connection
         raise failed
+
+    async def _straight(self, address: str) -> Connection:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self._limits, self._return),
+            address,
+            (self.proxy or self.origin).port,
+            ssl=self._tls,
+            server_hostname=self.origin.host if self._tls is not None else None,
+        )
+        return connection
+
+    async def _through_tunnel(self, address: str, proxy: Origin, tls: ssl.SSLContext) -> Connection:
+        """TLS with the target inside a connection that the proxy opens.  Raises OSError."""
+        loop = asyncio.get_running_loop()
+        transport, tunnel = await loop.create_connection(Tunnel, address, proxy.port)
+        try:
+            host = f"[{self.origin.host}]" if ":" in self.origin.host else self.origin.host
+            to = f"{host}:{self.origin.port}"
+            lines = [f"CONNECT {to} HTTP/1.1", f"Host: {to}", *proxy.authorization]
+            transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+            head = await tunnel.answered
+            status = head.split(b" ", 2)[1:2]
+            if status != [b"200"]:
+                raise ConnectionRefusedError(
+                    f"the proxy answers {head[:80].decode('latin-1', 'replace').splitlines()[0]}"
+                )
+            connection = Connection(self._limits, self._return)
+            inside = await loop.start_tls(transport, connection, tls, server_hostname=self.origin.host)
+            if inside is None:
+                raise ConnectionResetError("the proxy closed the connection")
+            connection.connection_made(inside)
+            return connection
+        except BaseException:
+            transport.abort()
+            raise
 
     def _return(self, connection: Connection) -> None:
         if connection.open:

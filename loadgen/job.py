@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from loadgen.patience import Patience
+from loadgen.way import Way
+
 #: What text of the answers is kept: none (it never reaches the disk); that of wrong answers and canaries (which these
 #: are is known when the parts of a bundle are compacted; until then the rows hold all); all.
 KEEP_TEXT: Final = ("none", "wrong", "all")
@@ -33,6 +36,7 @@ class Call:
     span_id: str
     sampled: bool
     canary_kind: str | None = None
+    expected_answer: str | None = None  # what a right answer contains, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,16 @@ class SendSettings:
     flush_s: float = 1.0
     keep_text: str = "wrong"  # one of KEEP_TEXT
     tokenizer_ref: str = ""  # model whose tokenizer counts the answers; "": no count of our own
+    patience: Patience | None = None  # None: one attempt, as long as the timeouts allow
+    retry_seed: int = 0  # of the jitter in the pauses
+    proxy: str | None = field(default=None, repr=False)  # URL of an HTTP proxy; may hold its password
+    ca_file: str | None = None  # certificates to trust instead of the system's
+    verify_tls: bool = True
+
+    @property
+    def way(self) -> Way:
+        """How the targets are reached."""
+        return Way(self.proxy, self.ca_file, self.verify_tls)
 
 
 class CallSource(Protocol):

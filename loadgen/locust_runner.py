@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
+from models.errors import UserError
+
 LOCUSTFILE: Final = Path(__file__).parent / "control" / "locustfile.py"
 ROOT: Final = Path(__file__).parent.parent  # where our packages lie
 HOST: Final = "127.0.0.1"
@@ -33,11 +35,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def address_of(text: str, where: str) -> tuple[str, int]:
+    """HOST:PORT.  Raises UserError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"{text!r} is no HOST:PORT", where=where, remedy="write for example 10.0.0.1:5557")
+    return host, int(port)
+
+
 class Fleet:
     """Master and workers of one run.  logs go to <bundle>/logs.  Not thread-safe, but next() may block elsewhere."""
 
-    def __init__(self, bundle: Path, plan: Path, workers: int, *, grace_s: float, web_port: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        plan: Path,
+        workers: int,
+        *,
+        grace_s: float,
+        web_port: int | None = None,
+        metrics_port: int | None = None,
+        remote_workers: int = 0,
+        bind: tuple[str, int] | None = None,
+    ) -> None:
+        """metrics_port: where the master serves /metrics.  remote_workers: of `workers`, those that come by themselves,
+        to `bind` (host and port that the master listens on)."""
+        self.metrics_port = metrics_port
         self.workers = workers
+        self._remote = remote_workers
+        self._bind = bind
         self.web_port = web_port
         self._bundle, self._plan, self._grace_s = bundle, plan, grace_s
         self._logs = bundle / "logs"
@@ -49,20 +75,21 @@ class Fleet:
     def start(self) -> None:
         """Start all processes; they connect to each other and prepare by themselves."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        port = free_port()
+        host, port = self._bind or (HOST, free_port())
         read_fd, write_fd = os.pipe()
         web = ["--headless"]
         if self.web_port is not None:
             web = ["--autostart", "--web-host", HOST, "--web-port", str(self.web_port)]
         users = ["-u", str(self.workers), "-r", str(self.workers), "--expect-workers", str(self.workers)]
-        bind = ["--master-bind-host", HOST, "--master-bind-port", str(port)]
+        bind = ["--master-bind-host", host, "--master-bind-port", str(port)]
         stop = ["--stop-timeout", str(int(self._grace_s) + 5)]
         try:
             self._master = self._popen("master", ["--master", *web, *users, *bind, *stop], (write_fd,))
         finally:
             os.close(write_fd)
-        connect = ["--headless", "--master-host", HOST, "--master-port", str(port)]
-        for number in range(self.workers):
+        near = HOST if host in ("0.0.0.0", "*") else host
+        connect = ["--headless", "--master-host", near, "--master-port", str(port)]
+        for number in range(self.workers - self._remote):
             self._workers.append(
                 self._popen(f"worker-{number}", ["--worker", *connect], (), TAILSPAN_WORKER=str(number))
             )
@@ -121,6 +148,8 @@ class Fleet:
             "TAILSPAN_WORKERS": str(self.workers),
             "TAILSPAN_GRACE_S": str(self._grace_s),
         }
+        if self.metrics_port is not None:
+            environment["TAILSPAN_METRICS_PORT"] = str(self.metrics_port)
         if fds:
             environment["TAILSPAN_EVENTS_FD"] = str(fds[0])
         command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--only-summary"]

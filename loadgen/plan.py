@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from loadgen.calls import Calls, Sampling
+from loadgen.arrivals import ArrivalModel
+from loadgen.bodies import CHAT, COMPLETIONS, Sampling
+from loadgen.calls import Calls
+from loadgen.classes import TrafficClass
 from loadgen.job import KEEP_TEXT, CallSource, SendSettings
-from loadgen.prompts import PromptMaker
-from loadgen.schedule import Schedule, Transforms, build
+from loadgen.patience import Patience
+from loadgen.prompts import NoTemplate, PromptMaker
+from loadgen.schedule import Schedule, build
 from loadgen.traces import registry
+from loadgen.traces.trace import Choices
+from loadgen.transforms import Transforms
 from models.errors import UserError
+from models.store import Reference, load_reference
 
 PLAN_FILE: Final = "plan.json"
 VERSION: Final = 1
@@ -52,11 +59,22 @@ class Plan:
     rate_scale: float = 1.0
     length_scale: float = 1.0
     over_limit: str = "skip"
+    dequantise_s: float | None = None
+    loop: int = 1
+    arrivals: dict[str, Any] | None = None  # see loadgen.arrivals
+    trace_choices: dict[str, Any] = field(default_factory=dict)  # see loadgen.traces.trace.Choices
+    classes: tuple[dict[str, Any], ...] = ()  # see loadgen.classes; empty: all plain
+    share_prefixes: bool = True  # prompts begin alike where the trace says so
+    patience: dict[str, Any] | None = None  # see loadgen.patience
+    api: str = CHAT
     exact_output: bool = True
     temperature: float = 1.0  # the default of OpenAI's API; colder, a small model falls into loops
     top_p: float = 0.95
     headers: dict[str, str] = field(default_factory=dict)
     api_key_env: str | None = None
+    proxy: str | None = None  # URL; its password as `$NAME`
+    ca_file: str | None = None
+    verify_tls: bool = True
     connect_timeout_s: float = 10.0
     first_token_timeout_s: float = 120.0
     total_timeout_s: float = 600.0
@@ -77,10 +95,18 @@ class Plan:
             over_limit=self.over_limit,
             max_context=self.max_context,
             min_input=self.min_input,
+            dequantise_s=self.dequantise_s,
+            loop=self.loop,
+            arrivals=None if self.arrivals is None else ArrivalModel.parse(self.arrivals, "plan: arrivals"),
+            mix=tuple(one.mix for one in self.traffic_classes) if self.classes else (),
         )
 
+    @property
+    def traffic_classes(self) -> tuple[TrafficClass, ...]:
+        return tuple(TrafficClass.of(one, "plan: classes") for one in self.classes) or (TrafficClass(),)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "targets": list(self.targets)}
+        return {**asdict(self), "targets": list(self.targets), "classes": [dict(one) for one in self.classes]}
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
@@ -110,7 +136,8 @@ class Plan:
                 f"plan version {values['version']} is not {VERSION}", where=where, remedy="make the plan again"
             )
         try:
-            return cls(**{**values, "targets": tuple(values.get("targets", ()))})
+            lists = {name: tuple(values.get(name, ())) for name in ("targets", "classes")}
+            return cls(**{**values, **lists})
         except TypeError as error:
             missing = str(error).partition(": ")[2] or str(error)
             raise UserError(f"keys are missing: {missing}", where=where, remedy="make the plan again") from None
@@ -129,6 +156,11 @@ class Plan:
             max_concurrency=share(self.max_concurrency, self.workers),
             keep_text=self.keep_text,
             tokenizer_ref=self.reference,
+            patience=None if self.patience is None else Patience.of(self.patience, "plan: patience"),
+            retry_seed=self.seed,
+            proxy=None if self.proxy is None else expanded("proxy", self.proxy),
+            ca_file=self.ca_file,
+            verify_tls=self.verify_tls,
         )
 
 
@@ -218,7 +250,13 @@ def checked_limits(
 
 def load_schedule(plan: Plan) -> Schedule:
     """Rebuild the schedule from the trace file.  Raises UserError where the file is no longer the one of the plan."""
-    trace = registry.read(Path(plan.trace_path), plan.trace_name)
+    trace = registry.read(
+        Path(plan.trace_path),
+        plan.trace_name,
+        Choices(**plan.trace_choices),
+        start_s=plan.start_s,
+        duration_s=None if plan.arrivals is not None else plan.duration_s,
+    )
     if trace.sha256 != plan.trace_sha256:
         raise UserError(
             f"the file has changed since the plan was made: sha256 {trace.sha256[:12]}…, not {plan.trace_sha256[:12]}…",
@@ -237,14 +275,31 @@ def load_schedule(plan: Plan) -> Schedule:
 
 def load_worker(plan_path: Path, worker: int, workers: int) -> tuple[SendSettings, CallSource]:
     """The settings and the calls of one worker of several (0-based).  Raises UserError."""
-    from models.store import load_reference
-
     plan = Plan.read(plan_path)
     if not 0 <= worker < workers:
         raise UserError(f"worker {worker} of {workers}", where=str(plan_path), remedy="workers count from 0")
     schedule = load_schedule(plan)
-    reference = load_reference(plan.reference)
-    maker = PromptMaker(reference.tokenizer, reference.template, seed=plan.seed, salt=plan.salt)
-    sampling = Sampling(plan.served_model, plan.seed, plan.temperature, plan.top_p, plan.exact_output)
-    calls = Calls(schedule, maker, sampling, plan.run_id, plan.sampling_ratio, worker, workers)
-    return plan.settings(), calls
+    return plan.settings(), calls_of(plan, schedule, load_reference(plan.reference), worker, workers)
+
+
+def calls_of(plan: Plan, schedule: Schedule, reference: Reference, worker: int = 0, workers: int = 1) -> Calls:
+    """The calls of one worker of several.  Raises UserError for prompts that cannot be used."""
+    sampling = Sampling(plan.served_model, plan.seed, plan.temperature, plan.top_p, plan.exact_output, plan.api)
+    return Calls(
+        schedule,
+        prompt_maker(reference, plan.api, seed=plan.seed, salt=plan.salt),
+        sampling,
+        plan.run_id,
+        plan.sampling_ratio,
+        worker,
+        workers,
+        classes=plan.traffic_classes,
+        share_prefixes=plan.share_prefixes,
+        salt=plan.salt,
+    )
+
+
+def prompt_maker(reference: Reference, api: str, *, seed: int, salt: str) -> PromptMaker:
+    """Prompts as the API takes them: through the chat template, or plain for text completions."""
+    template = NoTemplate() if api == COMPLETIONS else reference.template
+    return PromptMaker(reference.tokenizer, template, seed=seed, salt=salt)

@@ -1,7 +1,8 @@
 """A look at the targets before the run: are they there, what model do they serve, how long is its context?
 
 A target that does not answer is a line for the user, never an error: measuring a dead server is a legitimate run.
-All questions are asked with short limits and without the proxies of the environment.
+All questions are asked with short limits, on the way that the load takes.  Where a server counts tokens itself
+(`/tokenize`, vLLM's), one prompt is counted by it before the run: a wrong tokenizer shows before a load is wasted.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from loadgen.way import DIRECT, Way
 from telemetry import names
 
 TIMEOUT_S: Final = 3.0
 LIMIT: Final = 4 << 20  # bytes of an answer
-
-_opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +40,30 @@ class Target:
         return {**asdict(self), "models": list(self.models)}
 
 
-def get(url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-    """Status and body (at most LIMIT bytes) of a GET.  Raises OSError where there is no answer."""
+def get(
+    url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S, way: Way = DIRECT, data: bytes | None = None
+) -> tuple[int, bytes]:
+    """Status and body (at most LIMIT bytes) of a GET, or of a POST of data.  Raises OSError without an answer."""
     try:
-        with _opener.open(urllib.request.Request(url, headers=dict(headers)), timeout=timeout_s) as answer:
+        request = urllib.request.Request(url, headers=dict(headers), data=data)
+        with way.opener.open(request, timeout=timeout_s) as answer:
             return int(answer.status), bytes(answer.read(LIMIT))
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read(LIMIT)
 
 
-def look(url: str, headers: Mapping[str, str]) -> Target:
+def look(url: str, headers: Mapping[str, str], way: Way = DIRECT) -> Target:
     """Ask one target for its models and its health."""
     try:
-        status, body = get(f"{url}/v1/models", headers)
+        status, body = get(f"{url}/v1/models", headers, way=way)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         return Target(url, False, None, (), None, f"no answer ({reason})")
     models, context, simulated = _models(body) if status == 200 else ((), None, None)
     detail = f"answers {status} to /v1/models" if status != 200 else f"serves {', '.join(models) or 'no named model'}"
     try:
-        ready: bool | None = {200: True, 503: False}.get(get(f"{url}/health/ready", headers)[0])
+        ready: bool | None = {200: True, 503: False}.get(get(f"{url}/health/ready", headers, way=way)[0])
     except (OSError, ValueError):
         ready = None
     if ready is False:
@@ -80,3 +83,16 @@ def _models(body: bytes) -> tuple[tuple[str, ...], int | None, str | None]:
     limits = [entry["max_model_len"] for entry in entries if isinstance(entry.get("max_model_len"), int)]
     labels = [entry[names.SIMULATED_KEY] for entry in entries if isinstance(entry.get(names.SIMULATED_KEY), str)]
     return ids, min(limits, default=None), labels[0] if labels else None
+
+
+def counted_by(
+    url: str, headers: Mapping[str, str], model: str, asked: Mapping[str, Any], way: Way = DIRECT
+) -> int | None:
+    """Tokens of a prompt ({"messages": …} or {"prompt": …}) as the server counts them; None: it does not say."""
+    body = json.dumps({"model": model, **asked}).encode()
+    try:
+        status, answer = get(f"{url}/tokenize", {**headers, "Content-Type": "application/json"}, way=way, data=body)
+        count = json.loads(answer)["count"] if status == 200 else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return count if type(count) is int else None

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from telemetry.names import GOOD, LABELS
 
 PLAIN_S: Final = 10.0
 
@@ -27,6 +30,7 @@ class Totals:
     sent: int = 0
     done: int = 0
     inflight: int = 0
+    retries: int = 0
     answered: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     lag_p99_s: float = 0.0
@@ -43,6 +47,7 @@ class Totals:
             total.sent += report["sent"]
             total.done += report["done"]
             total.inflight += report["inflight"]
+            total.retries += report.get("retries", 0)
             total.answered += report["answered"]
             total.errors.update(report["errors"])
             total.lag_p99_s = max(total.lag_p99_s, report.get("lag_p99_s") or 0.0)
@@ -64,9 +69,9 @@ class Progress:
         if self._drawing:
             self._live.start()
 
-    def show(self, totals: Totals, note: str = "") -> None:
-        """Draw these totals."""
-        line = self.line(totals, note)
+    def show(self, totals: Totals, labels: Mapping[str, int], note: str = "") -> None:
+        """Draw these totals; labels: requests by verdict so far."""
+        line = self.line(totals, labels, note)
         if self._drawing:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._printed >= PLAIN_S:
@@ -77,22 +82,25 @@ class Progress:
         """Print a line that stays."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def line(self, totals: Totals, note: str = "") -> str:
+    def line(self, totals: Totals, labels: Mapping[str, int], note: str = "") -> str:
         """Sent / due, in flight, lag, outcomes, rate, time left."""
         rate = totals.sent / totals.t_s if totals.t_s > 0 else 0.0
         left = max(0.0, self._length_s - totals.t_s)
         errors = " ".join(f"{reason} {count}" for reason, count in totals.errors.most_common(3))
+        shown = [label for label in LABELS if labels.get(label) or label == GOOD]
+        counts = "  ".join(f"{label} {labels.get(label, 0):,}" for label in shown)
         parts = [
             f"{max(0.0, totals.t_s):5.0f} s",
             f"sent {totals.sent:,}/{totals.due:,} of {self._scheduled:,}",
             f"in flight {totals.inflight:,}",
             f"lag p99 {totals.lag_p99_s * 1e3:.1f} ms",
-            f"ok {totals.answered:,}",
-            f"errors {sum(totals.errors.values()):,}" + (f" ({errors})" if errors else ""),
+            counts + (f" ({errors})" if errors else ""),
+            f"retries {totals.retries:,}" if totals.retries else "",
             f"{rate:.2f}/s",
             f"{left:.0f} s left" if left > 0 else "waiting for the last answers",
+            note,
         ]
-        return "  ".join([*parts, *filter(None, [note])])
+        return "  ".join(filter(None, parts))
 
     def close(self) -> None:
         """Take the live line away."""

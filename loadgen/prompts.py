@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from models.errors import UserError
-from models.template import ChatTemplate
 from models.tokenizer import Tokenizer
 
 CORPUS: Final = Path(__file__).with_name("corpus.txt")
@@ -54,12 +54,30 @@ MIN_BODY: Final = 8  # tokens of text below which no closing instruction is adde
 MAX_REPAIRS: Final = 16
 
 
+class Template(Protocol):
+    """What is needed of models.template.ChatTemplate."""
+
+    def render(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True) -> str: ...
+
+
+class NoTemplate:
+    """A plain prompt, as the completions API takes it: the text alone."""
+
+    def render(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        return "".join(str(message["content"]) for message in messages)
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A user message and the tokens of the whole rendered chat."""
+    """A user message and the tokens of the whole rendered chat.
+
+    answer: what the server should say, where that is known.  chat: all messages, where it is not one of the user alone.
+    """
 
     text: str
     tokens: int
+    answer: str | None = None
+    chat: tuple[dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +94,17 @@ class PromptMaker:
     each " word"), those in the middle of a long prompt are counted from the cache and the rest of it is encoded.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, seed: int, salt: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: Template, *, seed: int, salt: str) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._seed = seed
-        self._prefix, self._suffix = self._around()
-        self._template_tokens = len(tokenizer.encode(self._prefix + self._suffix))
+        self.prefix, self.suffix = self._around()
+        # A server puts the tokenizer's own beginning before a plain prompt; a template spells its own.
+        self.extra = len(tokenizer.prefix_ids) if isinstance(template, NoTemplate) else 0
+        self._template_tokens = len(tokenizer.encode(self.prefix + self.suffix)) + self.extra
         self._word_counts: dict[str, int] = {}
         self._sentences = [self._counted(line) for line in CORPUS.read_text(encoding="utf-8").splitlines() if line]
-        self._additive = all(self._sums(order) for order in (self._sentences, self._sentences[::-1]))
+        self.additive = all(self._sums(order) for order in (self._sentences, self._sentences[::-1]))
         self._instructions = [(text, self._count(f" {text}")) for text in INSTRUCTIONS]
         self._fillers = [f" {word}" for word in FILLERS if self._count(f" {word}") == 1]
         self._fillers = self._fillers or [mark for mark in (".", "!", ",", "a") if self._count(mark) == 1]
@@ -116,7 +136,7 @@ class PromptMaker:
         """
         if tokens < self.minimum:
             raise ValueError(f"{tokens} tokens are below the minimum of {self.minimum}")
-        head = self._salt(index)
+        head = self.salt_words(index)
         room = tokens - self.minimum
         draw = int.from_bytes(hashlib.blake2b(f"{self._seed}:{index}".encode(), digest_size=12).digest(), "big")
         tail, tail_tokens = "", 0
@@ -129,22 +149,73 @@ class PromptMaker:
         whole, end = self._body(room - tail_tokens, draw >> 16)
         return self._verified(head, whole, end, tail, tokens)
 
+    @cached_property
+    def before(self) -> int:
+        """Tokens of what the template puts ahead of the text."""
+        return self._template_tokens - len(self._tokenizer.encode(self.suffix))
+
+    @property
+    def around(self) -> int:
+        """Tokens of what the template puts around the text."""
+        return self._template_tokens
+
+    @property
+    def salt_tokens(self) -> int:
+        return self._salt_length * self._word_tokens
+
+    def count_chat(self, messages: Sequence[dict[str, Any]]) -> int:
+        """Tokens of a rendered chat, generation prompt included."""
+        return len(self._tokenizer.encode(self._template.render(messages))) + self.extra
+
+    def count_text(self, text: str) -> int:
+        """Tokens of the chat whose only message is this text."""
+        return len(self._tokenizer.encode(self.prefix + text + self.suffix)) + self.extra
+
+    def count(self, text: str) -> int:
+        """Tokens of a text by itself, read as plain characters."""
+        return self._count(text)
+
+    def fill(self, room: int, draw: int) -> str:
+        """Sentences of `room` tokens by the counts of their words, a space ahead; draw: any number, chooses them."""
+        whole, end = self._body(room, draw)
+        return "".join(f" {sentence.text}" for sentence in whole) + "".join(end)
+
+    def closed(self, head: str, draw: int, tail: str, tokens: int) -> Prompt:
+        """head, sentences and tail, together exactly `tokens`.  Raises UserError where they have no room."""
+        have = self.count_text(head + tail)
+        whole, end = self._body(max(0, tokens - have), draw)
+        pieces = [f" {sentence.text}" for sentence in whole] + end
+        words = [f" {word}" for piece in pieces for word in piece.split(" ") if word]
+        return self._verified(head, [], words, tail, tokens)
+
+    def exact(self, text: str, tokens: int, count: Callable[[str], int]) -> str:
+        """The text with fillers added or words taken from its end until count(text) is `tokens`.  Raises UserError."""
+        for repair in range(MAX_REPAIRS):
+            have = count(text)
+            if have == tokens:
+                return text
+            if have < tokens:
+                text += "".join(self._fillers[(repair + k) % len(self._fillers)] for k in range(tokens - have))
+            else:
+                text = " ".join(text.split(" ")[: -(have - tokens)])
+        raise self._no_prompt(tokens)
+
     def messages(self, prompt: Prompt) -> list[dict[str, Any]]:
         """The chat of a prompt, as it goes into a request's body."""
-        return [{"role": "user", "content": prompt.text}]
+        return list(prompt.chat) if prompt.chat is not None else [{"role": "user", "content": prompt.text}]
 
     def _verified(self, head: str, whole: list[_Sentence], end: list[str], tail: str, tokens: int) -> Prompt:
         """Encode the chat; where pieces merged with their neighbours, add fillers or take words away at the end."""
         if whole:
             end = [*(f" {word}" for word in whole[-1].text.split(" ")), *end]
-        known = whole[1:-1] if self._additive else []
+        known = whole[1:-1] if self.additive else []
         middle = "".join(f" {sentence.text}" for sentence in known)
         known_tokens = sum(sentence.tokens for sentence in known)
-        lead = "".join(f" {sentence.text}" for sentence in (whole[:1] if self._additive else whole)[: len(whole) - 1])
+        lead = "".join(f" {sentence.text}" for sentence in (whole[:1] if self.additive else whole)[: len(whole) - 1])
         for repair in range(MAX_REPAIRS):
             rest = "".join(end) + tail
-            encoded = self._tokenizer.encode(f"{self._prefix}{head}{lead}{rest}{self._suffix}")
-            have = len(encoded) + known_tokens
+            encoded = self._tokenizer.encode(f"{self.prefix}{head}{lead}{rest}{self.suffix}")
+            have = len(encoded) + known_tokens + self.extra
             if have == tokens:
                 return Prompt(f"{head}{lead}{middle}{rest}", tokens)
             if have < tokens:
@@ -155,7 +226,10 @@ class PromptMaker:
                 tail = ""
             else:
                 break
-        raise UserError(
+        raise self._no_prompt(tokens)
+
+    def _no_prompt(self, tokens: int) -> UserError:
+        return UserError(
             f"no prompt of exactly {tokens} tokens could be built with this tokenizer",
             where="--model",
             remedy="use the reference model whose tokenizer the server uses",
@@ -187,7 +261,8 @@ class PromptMaker:
             pieces[-1] += "."
         return pieces
 
-    def _salt(self, index: int) -> str:
+    def salt_words(self, index: int) -> str:
+        """Words that this salt gives no other number; `salt_tokens` of them, with or without a space ahead."""
         number = (self._salt_start + index * self._salt_stride) % self._salt_space
         words = []
         for _ in range(self._salt_length):

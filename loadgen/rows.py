@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from loadgen.job import Call
 from loadgen.stream import Answer
-from loadgen.textfacts import TextFacts, clean
+from loadgen.textfacts import TextFacts, clean, matches
 from telemetry.names import PHASES
 
 _INT16_MAX: Final = (1 << 15) - 1
@@ -84,6 +84,7 @@ def request_row(
         "expected_output_tokens": call.expected_output_tokens,
         "prompt_tokens_expected": call.prompt_tokens_expected,
         "canary_kind": call.canary_kind,
+        "expected_answer": call.expected_answer,
         "trace_id": call.trace_id,
         "span_id": call.span_id,
         "sampled": call.sampled,
@@ -100,6 +101,7 @@ def request_row(
         "error_detail": clean(answer.failure.detail) if answer.failure else None,
         "retry_after_s": answer.retry_after_s,
         "finish_reason": _text(answer.finish_reason),
+        "truncated_by_limit": None if answer.finish_reason is None else answer.finish_reason == "length",
         "done_marker": answer.done_marker,
         "model": _text(answer.model),
         "prompt_tokens_reported": answer.prompt_tokens,
@@ -119,6 +121,8 @@ def request_row(
         row["replacement_chars"] = facts.replacement_chars
         row["special_leaks"] = facts.special_leaks
         row["repeat_share"] = facts.repeat_share
+        if call.expected_answer is not None:
+            row["answer_matches"] = matches(answer.text, call.expected_answer)
         if keep_text:
             row["text"] = clean(answer.text)
     if answer.account is not None:

@@ -7,74 +7,50 @@ with a status that says how the run ended, and all processes and threads of the 
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
 from loadgen import calibrate, preflight
+from loadgen.bodies import APIS, CHAT
 from loadgen.calls import sampling_ratio
-from loadgen.drive import Drive, Interrupts
+from loadgen.drive import START_LIMIT_S, Drive, Interrupts
 from loadgen.finish import close_spans, judge, versions
-from loadgen.locust_runner import Fleet, free_port
+from loadgen.job import SendSettings
+from loadgen.live import METRICS_FILE, Live
+from loadgen.locust_runner import Fleet, address_of, free_port
+from loadgen.options import Options
 from loadgen.plan import (
     PLAN_FILE,
     Plan,
+    calls_of,
     checked_headers,
     checked_limits,
     checked_targets,
+    prompt_maker,
 )
 from loadgen.progress import Progress, Totals
-from loadgen.prompts import PromptMaker
-from loadgen.schedule import Schedule, Transforms, build, check
+from loadgen.schedule import Schedule, build
 from loadgen.scrape import Scraper
 from loadgen.traces import find, registry
 from loadgen.traces.trace import Trace
+from loadgen.transforms import Transforms, check
+from loadgen.way import checked_proxy
 from models.errors import UserError
 from models.store import Reference, load_reference
 from telemetry import names, slo
 from telemetry.bundle import COMPLETE, INCOMPLETE, INTERRUPTED, Bundle
+from telemetry.parts import write_atomically
 from telemetry.receiver import Receiver
 
 WEB_PORT: Final = 8089  # Locust's own
+REMOTE_START_S: Final = 600.0  # for workers on other machines to come
 STOP_GRACE_S: Final = 3.0  # what the stop button leaves to requests in flight
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What `tailspan run` was asked, by the names of its options; None where the default depends on something."""
-
-    targets: str
-    trace: str = "azure-2023-conv"
-    slo: str = "chat"
-    model: str = "smollm2"
-    served_model: str | None = None
-    start_s: float = 0.0
-    duration_s: float | None = None
-    speed: float = 1.0
-    rate_scale: float | None = None
-    length_scale: float | None = None
-    fit: float | None = None
-    over_limit: str = "skip"
-    workers: int = 1
-    seed: int = 0
-    salt: str | None = None
-    max_concurrency: int | None = None
-    connect_timeout_s: float = 10.0
-    first_token_timeout_s: float = 120.0
-    total_timeout_s: float = 600.0
-    keep_text: str = "wrong"
-    exact_output: bool = True
-    temperature: float = 1.0
-    headers: list[str] = field(default_factory=list)
-    api_key_env: str | None = None
-    otlp_port: int = 4318
-    runs: str | None = None
-    name: str | None = None
-    web_ui: bool = False
-    command: str = ""
 
 
 @dataclass(slots=True)
@@ -101,6 +77,7 @@ def prepare(options: Options, console: Console) -> Prepared:
         "--total-timeout": options.total_timeout_s,
     }
     checked_limits(options.workers, options.max_concurrency, limits, options.keep_text, options.temperature)
+    checked_sending(options)
     objective = slo.load(options.slo)
     transforms = Transforms(
         seed=options.seed,
@@ -110,16 +87,32 @@ def prepare(options: Options, console: Console) -> Prepared:
         rate_scale=1.0 if options.rate_scale is None else options.rate_scale,
         length_scale=1.0 if options.length_scale is None else options.length_scale,
         over_limit=options.over_limit,
+        dequantise_s=options.dequantise_s,
+        loop=options.loop,
+        arrivals=options.arrivals,
+        mix=tuple(one.mix for one in options.classes),
     )
     check(transforms)
+    if options.salt is not None:
+        say(
+            console,
+            "",
+            "warning: a given salt repeats the prompts of the run that had it; its cache may still hold them",
+        )
     found = find.locate(options.trace)
-    trace = registry.read(found.path, found.name)
+    trace = registry.read(
+        found.path,
+        found.name,
+        options.choices,
+        start_s=options.start_s,
+        duration_s=None if options.arrivals is not None else options.duration_s,
+    )
     say(console, "trace", found.sentence)
     say(console, "", trace.account())
     for note in trace.notes:
-        say(console, "", f"warning: {note}")
+        say(console, "", f"note: {note}")
     reference = load_reference(model_reference(options.model))
-    maker = PromptMaker(reference.tokenizer, reference.template, seed=options.seed, salt=f"probe {time.time_ns()}")
+    maker = prompt_maker(reference, options.api, seed=options.seed, salt=f"probe {time.time_ns()}")
     plan = Plan(
         run_id="",
         seed=options.seed,
@@ -134,23 +127,35 @@ def prepare(options: Options, console: Console) -> Prepared:
         min_input=maker.minimum,
         requests=0,
         targets=targets,
-        workers=options.workers,
+        workers=options.workers + options.remote_workers,
         start_s=options.start_s,
         duration_s=options.duration_s,
         speed=options.speed,
         over_limit=options.over_limit,
+        dequantise_s=options.dequantise_s,
+        loop=options.loop,
+        arrivals=None if options.arrivals is None else options.arrivals.to_dict(),
+        trace_choices=options.choices.to_dict(),
+        classes=tuple(one.to_dict() for one in options.classes),
+        share_prefixes=options.share_prefixes,
+        patience=None if options.patience is None else options.patience.to_dict(),
+        api=options.api,
         exact_output=options.exact_output,
         temperature=options.temperature,
         headers=headers,
         api_key_env=options.api_key_env,
+        proxy=options.proxy,
+        ca_file=options.ca_file,
+        verify_tls=options.verify_tls,
         connect_timeout_s=options.connect_timeout_s,
         first_token_timeout_s=options.first_token_timeout_s,
         total_timeout_s=options.total_timeout_s,
         max_concurrency=options.max_concurrency,
         keep_text=options.keep_text,
     )
-    wire_headers = plan.settings().headers  # also finds out whether the secrets are there
-    servers = [preflight.look(target, wire_headers) for target in targets]
+    settings = plan.settings()  # also finds out whether the secrets are there
+    wire_headers, way = settings.headers, settings.way
+    servers = [preflight.look(target, wire_headers, way) for target in targets]
     for server in servers:
         say(console, "target", f"{server.url}: {server.detail}")
     plan = replace(plan, **served(options, plan, servers))
@@ -159,7 +164,7 @@ def prepare(options: Options, console: Console) -> Prepared:
     if options.fit is not None:
         if options.rate_scale is not None and options.length_scale is not None:
             raise UserError("both scales are given", where="--fit", remedy="leave out --fit or one of the scales")
-        speed = calibrate.measure(targets[0], wire_headers, maker, plan.served_model, plan.max_context)
+        speed = calibrate.measure(targets[0], wire_headers, maker, plan.served_model, plan.max_context, way)
         speed = speed.times(len(set(targets)))
         fit = calibrate.fit(trace, transforms, speed, options.fit, rate=options.rate_scale, length=options.length_scale)
         say(console, "fit", fit.sentence())
@@ -175,31 +180,88 @@ def prepare(options: Options, console: Console) -> Prepared:
     records = [*schedule.records, *([{"name": "fit", **fit.to_dict()}] if fit else [])]
     say(console, "load", load_sentence(schedule))
     for record in schedule.records:
-        if record["name"] in ("over_limit", "shortest"):
+        if record["name"] in ("over_limit", "shortest", "dequantise", "loop", "arrivals", "classes"):
             say(console, "", ", ".join(f"{key} {value}" for key, value in record.items() if key != "name"))
-    return Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, records)
+    prepared = Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, records)
+    check_tokens(prepared, settings, console)
+    return prepared
 
 
-def run(options: Options, prepared: Prepared, console: Console) -> tuple[Bundle, Any]:
+def checked_sending(options: Options) -> None:
+    """Raises UserError for what cannot be sent."""
+    remedy = f"choose {', '.join(APIS)}"
+    if options.api not in APIS:
+        raise UserError(f"{options.api!r} is no API", where="--api", remedy=remedy)
+    if options.fit is not None and options.api != CHAT:
+        raise UserError("the probe speaks the chat API alone", where="--fit", remedy="give the scales yourself")
+    if options.proxy is not None:
+        checked_proxy(options.proxy)
+    if options.remote_workers:
+        address_of(options.bind, "--bind")
+        if any(one.file is not None for one in options.classes):
+            raise UserError("prompts of a file stay on this machine", where="--remote-workers", remedy="leave one out")
+    if not 1 <= options.repeats <= 1000:
+        raise UserError(f"{options.repeats} repeats", where="repeats", remedy="give 1 to 1000")
+
+
+def check_tokens(prepared: Prepared, settings: SendSettings, console: Console) -> None:
+    """Ask a target that counts tokens itself whether it agrees with us on one prompt; warn where it does not."""
+    plan = replace(prepared.plan, salt="token check", run_id="token check")
+    call = calls_of(plan, prepared.schedule, prepared.reference).at(0)
+    body = json.loads(call.body)
+    asked = {key: body[key] for key in ("messages", "prompt") if key in body}
+    for target in plan.targets if asked else ():
+        counted = preflight.counted_by(target, settings.headers, plan.served_model, asked, settings.way)
+        if counted is not None and counted != call.input_tokens:
+            say(
+                console,
+                "",
+                f"warning: {target} counts {counted} tokens in a prompt that has {call.input_tokens} under "
+                f"{plan.reference}: name the model that it serves with --model",
+            )
+
+
+def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0) -> tuple[Bundle, Any]:
     """Run it.  Returns the closed bundle and its telemetry.summary.Summary."""
     plan, schedule = prepared.plan, prepared.schedule
+    settings = plan.settings()
     bundle = Bundle.create(options.runs, {}, **manifest(options, prepared))
     plan = replace(plan, run_id=bundle.run_id, salt=plan.salt or bundle.run_id)
     plan.write(bundle.path / PLAN_FILE)
-    bundle.update(plan=plan.to_dict(), seeds={"schedule": plan.seed, "prompts": plan.seed, "salt": plan.salt})
+    bundle.update(
+        plan=plan.to_dict(), repeat=repeat, seeds={"schedule": plan.seed, "prompts": plan.seed, "salt": plan.salt}
+    )
     say(console, "run", f"{bundle.path}")
     receiver = started_receiver(bundle, options.otlp_port, console)
     web_port = free_web_port() if options.web_ui else None
-    fleet = Fleet(bundle.path, bundle.path / PLAN_FILE, plan.workers, grace_s=STOP_GRACE_S, web_port=web_port)
+    metrics_port = options.metrics_port or free_port()
+    fleet = Fleet(
+        bundle.path,
+        bundle.path / PLAN_FILE,
+        plan.workers,
+        grace_s=STOP_GRACE_S,
+        web_port=web_port,
+        metrics_port=metrics_port,
+        remote_workers=options.remote_workers,
+        bind=address_of(options.bind, "--bind") if options.remote_workers else None,
+    )
+    if options.remote_workers:
+        say(
+            console,
+            "workers",
+            f"waiting for {options.remote_workers}: tailspan worker --master THIS_HOST:PORT of {options.bind}",
+        )
+    live = Live(bundle, prepared.objective, len(schedule))
+    say(console, "metrics", f"http://127.0.0.1:{metrics_port}/metrics, while the run goes")
     progress = Progress(console, len(schedule), schedule.length_s)
     scrapers: list[Scraper] = []
 
     def on_start(zero_ns: int, zero_unix_ns: int) -> None:
         bundle.update(clock={"zero_monotonic_ns": zero_ns, "zero_unix_ns": zero_unix_ns})
-        scrapers.append(Scraper(bundle, plan.targets, plan.settings().headers, zero_ns))
+        scrapers.append(Scraper(bundle, plan.targets, settings.headers, zero_ns, settings.way))
         scrapers[0].start()
 
-    def on_progress(totals: Totals) -> None:
+    def on_progress(totals: Totals) -> Mapping[str, int]:
         scrapers[0].note(
             **{
                 names.M_SCHEDULE_LAG: totals.lag_p99_s,
@@ -208,6 +270,9 @@ def run(options: Options, prepared: Prepared, console: Console) -> tuple[Bundle,
                 names.M_CLIENT_INFLIGHT: totals.inflight,
             }
         )
+        live.update()
+        fleet.command(cmd="live", text=live.exposition(totals).decode(), rows=live.table())
+        return live.labels
 
     interrupts = Interrupts()
     began_cpu, began = time.process_time(), time.monotonic()
@@ -219,6 +284,7 @@ def run(options: Options, prepared: Prepared, console: Console) -> tuple[Bundle,
         total_timeout_s=plan.connect_timeout_s + plan.total_timeout_s,
         on_start=on_start,
         on_progress=on_progress,
+        start_limit_s=REMOTE_START_S if options.remote_workers else START_LIMIT_S,
     )
     with interrupts.counted():
         status = INCOMPLETE
@@ -232,14 +298,33 @@ def run(options: Options, prepared: Prepared, console: Console) -> tuple[Bundle,
             progress.close()
             for scraper in scrapers:
                 scraper.stop()
-            fleet.close(quickly=status != COMPLETE)
             cpu = (time.process_time() - began_cpu) / max(1e-9, time.monotonic() - began)
             bundle.update(status=status, workers=[worker.to_dict() for worker in drive.workers])
+            if drive.zero_ns is not None:
+                signals = interrupts.count  # one that comes while the last word is written ends the linger too
+                last_word(live, fleet, drive.totals, bundle)
+                if status != INTERRUPTED:
+                    interrupts.wait(options.linger_s, signals)
+            fleet.close(quickly=status != COMPLETE)
             if drive.zero_ns is None:
                 say(console, "", f"the run did not start:\n{fleet.log_tail()}")
             spans = close_spans(bundle, receiver, quickly=status == INTERRUPTED)
             bundle.update(generator=generator(drive, cpu, scrapers), spans=spans)
-        return bundle, judge(bundle, prepared.objective)
+    summary = judge(bundle, prepared.objective)
+    if options.salt is not None:
+        share = (
+            "no account of it" if summary.cached_share is None else f"{summary.cached_share:.1%} of the prompt tokens"
+        )
+        say(console, "", f"prompts sent before: the server says it had in its prefix cache: {share}")
+    return bundle, summary
+
+
+def last_word(live: Live, fleet: Fleet, totals: Totals, bundle: Bundle) -> None:
+    """/metrics as the bundle has it, served while the master lives and kept beside the rows."""
+    live.finish()
+    text = live.exposition(totals)
+    fleet.command(cmd="live", text=text.decode(), rows=live.table())
+    write_atomically(bundle.path / METRICS_FILE, text)
 
 
 def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
@@ -262,6 +347,7 @@ def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
             "rows_dropped": trace.rows_dropped,
             "first_drop": trace.first_drop,
             "inversions": trace.inversions,
+            "choices": plan.trace_choices,
             "notes": list(trace.notes),
         },
         "scheduled": len(prepared.schedule),

@@ -17,6 +17,7 @@ import pyarrow as pa
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.preflight import get
+from loadgen.way import DIRECT, Way
 from telemetry.bundle import Bundle
 from telemetry.schema import STEPS
 
@@ -30,8 +31,11 @@ _STEP_COLUMNS: Final = frozenset(STEPS.names)
 class Scraper:
     """Scrapes until stop().  zero_ns: the run's zero on the monotonic clock.  failures: target -> scrapes in vain."""
 
-    def __init__(self, bundle: Bundle, targets: Sequence[str], headers: Mapping[str, str], zero_ns: int) -> None:
+    def __init__(
+        self, bundle: Bundle, targets: Sequence[str], headers: Mapping[str, str], zero_ns: int, way: Way = DIRECT
+    ) -> None:
         self._bundle = bundle
+        self._way = way
         self._targets = list(dict.fromkeys(targets))
         self._headers = dict(headers)
         self._zero_ns = zero_ns
@@ -90,7 +94,7 @@ class Scraper:
 
     def _metrics(self, target: str, *, buckets: bool) -> list[dict[str, Any]]:
         try:
-            status, body = get(f"{target}/metrics", self._headers, TIMEOUT_S)
+            status, body = get(f"{target}/metrics", self._headers, TIMEOUT_S, self._way)
             t = self._now()
             if status != 200:
                 raise ValueError(f"status {status}")
@@ -115,7 +119,9 @@ class Scraper:
         if target in self._no_steps:
             return []
         try:
-            status, body = get(f"{target}/debug/steps?after={self._last_step[target]}", self._headers, TIMEOUT_S)
+            status, body = get(
+                f"{target}/debug/steps?after={self._last_step[target]}", self._headers, TIMEOUT_S, self._way
+            )
             if status != 200:
                 self._no_steps.add(target)
                 return []

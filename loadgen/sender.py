@@ -32,7 +32,7 @@ from loadgen.job import CallSource, SendSettings
 from loadgen.vitals import lock_memory, raise_file_limit
 from models.errors import UserError
 from telemetry.part_thread import ThreadedPart
-from telemetry.schema import REQUESTS
+from telemetry.schema import ATTEMPTS, REQUESTS
 
 Loader = Callable[[Path, int, int], tuple[SendSettings, CallSource]]
 
@@ -78,6 +78,7 @@ class Sender:
         self._commands: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._dispatcher: Dispatcher | None = None
         self._writer: ThreadedPart | None = None
+        self._attempts: ThreadedPart | None = None
         self._worker = 0
         self._started = False
         self._locked = False
@@ -103,8 +104,9 @@ class Sender:
         finally:
             if progress is not None:
                 progress.cancel()
-            if self._writer is not None:
-                self._writer.close()
+            for writer in (self._writer, self._attempts):
+                if writer is not None:
+                    writer.close()
         if self._fault is not None:
             raise self._fault
         return 0
@@ -129,8 +131,12 @@ class Sender:
             tokenizer = load_reference(settings.tokenizer_ref).tokenizer
         folder = Path(str(command["bundle"])) / "requests"
         self._writer = ThreadedPart(folder, REQUESTS, f"worker-{self._worker}")
+        if settings.patience is not None:
+            self._attempts = ThreadedPart(folder.with_name("attempts"), ATTEMPTS, f"worker-{self._worker}")
         files = raise_file_limit()
-        self._dispatcher = Dispatcher(settings, source, self._writer, self._worker, tokenizer, self._on_drained)
+        self._dispatcher = Dispatcher(
+            settings, source, self._writer, self._worker, tokenizer, self._on_drained, self._attempts
+        )
         await self._dispatcher.prepare()
         self._locked = lock_memory()
         self._output.emit(

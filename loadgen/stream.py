@@ -1,11 +1,12 @@
 """One answer of an OpenAI-compatible server, read as it comes: bytes and stamps in, facts out.
 
 Owns what counts as what.  A token is text the user can see or read as reasoning (content, reasoning, refusal, a tool
-call, a completion's text): never the role-only chunk or an empty delta.  `first_chunk` is the first event of any
-kind, `first_content` the first token that is not reasoning.  `last_token` is the last chunk with a token; usage, the
-phase account and [DONE] do not move it.  An answer is complete only with a finish reason and an orderly end ([DONE],
-or the end of the HTTP message); everything else has a reason and keeps its partial text.  Stamps are CLOCK_MONOTONIC
-ns, one per read, for every event in those bytes.  Malformed input never raises: it becomes a reason.
+call, a completion's text, in chat or Responses events): never the role-only chunk or an empty delta.  `first_chunk`
+is the first event of any kind, `first_content` the first token that is not reasoning.  `last_token` is the last chunk
+with a token; usage, the phase account and [DONE] do not move it.  An answer is complete only with a finish reason and
+an orderly end ([DONE], or the end of the HTTP message); everything else has a reason and keeps its partial text.
+Stamps are CLOCK_MONOTONIC ns, one per read, for every event in those bytes.
+Malformed input never raises: it becomes a reason.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from loadgen import responses_api
 from loadgen.failure import Failure, ServerError, in_stream, of_status, retry_after_s, server_error
 from loadgen.sse import Event, LineTooLongError, SseReader
 from telemetry.names import (
@@ -199,6 +201,9 @@ class Answer:
         if event.type == PHASES_EVENT:
             self._take_account(found)
             return
+        if responses_api.is_event(found):
+            self._response_event(responses_api.meaning(found), now_ns)
+            return
         error = server_error(found)
         if error is not None:
             if self.failure is None:
@@ -208,6 +213,20 @@ class Answer:
         self._chunk(found, now_ns)
         if len(self.pieces) == tokens + 1 and self.finish_reason is None and not found.get("usage"):
             self._learn(data, found["choices"])
+
+    def _response_event(self, said: responses_api.Meaning, now_ns: int) -> None:
+        if said.about is not None and not self.model:
+            self._identify(said.about)
+        if said.error is not None:
+            error = server_error({"error": said.error})
+            if self.failure is None and error is not None:
+                self.failure = in_stream(error)
+            return
+        mark = self._take_usage(said.usage) if said.usage else -1
+        if said.spoken or said.thought:
+            self._token(said.thought + said.spoken, mark, now_ns, content=bool(said.spoken))
+        if said.finish is not None and self.finish_reason is None:
+            self.finish_reason = said.finish
 
     def _learn(self, data: str, choices: list[Any]) -> None:
         """Remember what stands around the text of this chunk.
@@ -309,6 +328,14 @@ class Answer:
             self.failure = in_stream(error)
             return
         self.first_chunk_ns = now_ns
+        if found.get("object") == "response":
+            said = responses_api.of_response(found)
+            if text := responses_api.texts(found):
+                self._token(text, -1, now_ns, content=True)
+            self._response_event(said, now_ns)
+            if self.finish_reason is None:
+                self._fail(STREAM_CUT, "no finish reason in the answer")
+            return
         for choice in found.get("choices") or ():
             if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
                 choice["delta"] = choice.pop("message")  # the same fields, all at once

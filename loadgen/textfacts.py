@@ -67,6 +67,11 @@ def text_facts(text: str, count_leaks: Callable[[str], int], tokenizer: PlainEnc
     )
 
 
+def matches(text: str, answer: str) -> bool:
+    """Does the text give this answer, as a whole number or word of its own?"""
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+
+
 def clean(text: str) -> str:
     """The text with lone surrogates, which no tokenizer takes, as U+FFFD."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

@@ -24,7 +24,7 @@ _OURS: Final = frozenset(
 class RequestHead:
     """Heads for the calls to one origin; `headers` are the user's own and win over the defaults."""
 
-    def __init__(self, origin: Origin, headers: dict[str, str]) -> None:
+    def __init__(self, origin: Origin, headers: dict[str, str], proxy: Origin | None = None) -> None:
         """Raises UserError for a header that cannot be sent or is ours to set."""
         fields = {
             "host": origin.authority,
@@ -42,7 +42,10 @@ class RequestHead:
                 raise UserError("this header is set by the sender", where=f"header {name!r}", remedy="leave it out")
             fields[name.lower()] = value.strip()
         self._fixed = "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode("latin-1")
+        if origin.behind(proxy) and proxy is not None:
+            self._fixed += "".join(f"{line}\r\n" for line in proxy.authorization).encode("latin-1")
         self._origin = origin
+        self._ahead = origin.behind(proxy)
         self._starts: dict[str, bytes] = {}
 
     def request(self, call: Call) -> bytes:
@@ -52,7 +55,7 @@ class RequestHead:
             path = self._origin.path(call.path)
             if not re.fullmatch(r"/[\x21-\x7e]*", path):
                 raise UserError("not a request path", where=f"path {path!r}", remedy="use printable ASCII, from /")
-            start = self._starts[call.path] = f"POST {path} HTTP/1.1\r\n".encode() + self._fixed
+            start = self._starts[call.path] = f"POST {self._ahead}{path} HTTP/1.1\r\n".encode() + self._fixed
         trace = (
             f"traceparent: 00-{call.trace_id}-{call.span_id}-{'01' if call.sampled else '00'}\r\n"
             if call.trace_id

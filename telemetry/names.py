@@ -212,6 +212,9 @@ M_SCHEDULE_LAG: Final = "tailspan_client_schedule_lag_seconds"
 M_CLIENT_LOOP_LAG: Final = "tailspan_client_loop_lag_seconds"
 M_CLIENT_CPU: Final = "tailspan_client_cpu_ratio"
 M_CLIENT_INFLIGHT: Final = "tailspan_client_inflight"
+M_CLIENT_DUE: Final = "tailspan_client_due_requests"
+M_CLIENT_SENT: Final = "tailspan_client_sent_requests"
+M_CLIENT_RETRIES: Final = "tailspan_client_retries"
 
 #: 50 us .. 120 s, eight buckets a decade (vLLM's start at 10 ms, so its p99 of anything faster is an artefact).
 SECONDS_BUCKETS: Final = (

@@ -48,8 +48,9 @@ REQUESTS: Final = pa.schema(
         ("error_detail", pa.string()),
         ("retry_after_s", pa.float64()),
         ("finish_reason", pa.string()),
+        ("truncated_by_limit", pa.bool_()),  # finish reason "length": cut by max_tokens, not wrong by itself
         ("done_marker", pa.bool_()),  # [DONE] seen
-        ("attempts", pa.int32()),
+        ("attempts", pa.int32()),  # sends of it, retries included; its moments are those of the last one
         # tokens
         ("input_tokens", pa.int32()),  # prompt tokens planned, template included
         ("expected_output_tokens", pa.int32()),
@@ -67,6 +68,8 @@ REQUESTS: Final = pa.schema(
         ("repeat_share", pa.float32()),  # largest share of the text covered by one repeated n-gram
         ("text", pa.string()),
         ("canary_kind", pa.string()),
+        ("expected_answer", pa.string()),  # what a right answer contains; null: not known
+        ("answer_matches", pa.bool_()),  # the text contains it; null: not known, or no text came
         # the server's own account (null where the server gives none)
         ("server_request_id", pa.string()),
         ("server_duration_s", pa.float64()),
@@ -86,6 +89,27 @@ REQUESTS: Final = pa.schema(
         ("trace_id", pa.string()),
         ("span_id", pa.string()),
         ("sampled", pa.bool_()),
+    ]
+)
+
+#: One row per attempt at a logical request, where users retry (a plan with patience).
+ATTEMPTS: Final = pa.schema(
+    [
+        pa.field("index", pa.int64(), nullable=False),  # of the logical request
+        pa.field("attempt", pa.int32(), nullable=False),  # 0: the first
+        ("worker", pa.int32()),
+        ("target", pa.string()),
+        ("replica", pa.string()),
+        ("due_s", pa.float64()),  # the intended send, or the end of the pause before a retry
+        ("pause_s", pa.float64()),  # before this retry; null: the first attempt
+        ("sent_s", pa.float64()),  # null: never sent
+        ("first_token_s", pa.float64()),
+        ("end_s", pa.float64()),
+        ("status", pa.int32()),
+        ("error", pa.string()),  # reason code; null: complete answer
+        ("error_detail", pa.string()),
+        ("retry_after_s", pa.float64()),
+        ("verdict", pa.string()),  # "answered", "retried", "gave_up", "no_budget", "not_retried", "cut"
     ]
 )
 
@@ -159,4 +183,4 @@ SERIES: Final = pa.schema(
     ]
 )
 
-TABLES: Final = {"requests": REQUESTS, "spans": SPANS, "steps": STEPS, "series": SERIES}
+TABLES: Final = {"requests": REQUESTS, "attempts": ATTEMPTS, "spans": SPANS, "steps": STEPS, "series": SERIES}

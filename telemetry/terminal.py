@@ -48,6 +48,21 @@ def render(summary: Summary) -> RenderableType:
         blocks += [Text(), _latencies(summary.latencies), *_footnotes(summary.latencies)]
     if summary.phases:
         blocks += [Text(), _phases(summary.phases)]
+    if summary.usage.disagreeing:
+        rows = ", ".join(map(str, summary.usage.examples))
+        blocks.append(
+            Text(
+                f"usage is off by more than 10 % from our own count in {summary.usage.disagreeing} of "
+                f"{summary.usage.compared} answers (first: {rows})",
+                style="yellow",
+            )
+        )
+    if summary.usage.estimated:
+        blocks.append(Text(f"{summary.usage.estimated} answers came without usage: tokens counted by us"))
+    if summary.retries is not None:
+        blocks.append(Text(summary.retries.sentence()))
+    if not summary.open_loop:
+        blocks.append(Text("Not open loop: a limit in flight held requests back; times count from the schedule"))
     if summary.overload:
         blocks.append(Text(summary.overload, style="bold"))
     blocks += [Text(), _objectives(summary.objectives), *_beside(summary)]

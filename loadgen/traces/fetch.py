@@ -27,7 +27,9 @@ SOCKET_S: Final = 5.0
 ATTEMPTS: Final = 3
 CHUNK: Final = 64 * 1024
 
-Progress = Callable[[int, int], None]
+LONGEST: Final = 4 << 30  # bytes, where the size of a trace is not known beforehand
+
+Progress = Callable[[int, int | None], None]
 
 
 class FetchError(Exception):
@@ -35,7 +37,7 @@ class FetchError(Exception):
 
 
 def fetch(known: Known, folder: Path, progress: Progress | None = None) -> Path:
-    """Download into folder and return the file.  progress(bytes so far, bytes in all).  Raises FetchError."""
+    """Download into folder and return the file.  progress(bytes so far, bytes in all or None).  Raises FetchError."""
     if known.url is None:
         raise FetchError(f"{known.name} ships with tailspan and is not fetched")
     require_name(known.url)
@@ -80,7 +82,7 @@ def _fetched(known: Known, url: str, target: Path, progress: Progress | None) ->
 
 def _download(known: Known, url: str, part: Path, progress: Progress | None) -> None:
     have = part.stat().st_size if part.exists() else 0
-    if have >= known.bytes:
+    if known.bytes is not None and have >= known.bytes:
         part.unlink()
         have = 0
     request = urllib.request.Request(url, headers={"User-Agent": "tailspan", "Accept-Encoding": "identity"})
@@ -89,13 +91,17 @@ def _download(known: Known, url: str, part: Path, progress: Progress | None) -> 
     try:
         answer = urllib.request.urlopen(request, timeout=SOCKET_S)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # what lies there is not a beginning of the file
+        if error.code == 416 and have:  # it is whole already, or no beginning of the file
+            if has_sha(part, known.sha256):
+                return
             part.unlink()
             raise ConnectionError("the partial file did not fit") from None
         raise
     with answer:
         if answer.status != 206:
             have = 0
+        told = answer.headers.get("Content-Length")
+        total = known.bytes if known.bytes is not None else have + int(told) if told and told.isdigit() else None
         if "html" in (answer.headers.get("Content-Type") or "").lower():
             raise FetchError(f"{url} gave a web page, not the trace")
         with part.open("r+b" if have else "wb") as file:
@@ -104,13 +110,13 @@ def _download(known: Known, url: str, part: Path, progress: Progress | None) -> 
                 if have == 0 and (kind := what_it_is(chunk)):
                     raise FetchError(f"{url} gave {kind}, not the trace")
                 have += len(chunk)
-                if have > known.bytes:
-                    raise FetchError(f"{url} gave more than the {known.bytes:,} bytes of the trace")
+                if have > (known.bytes or LONGEST):
+                    raise FetchError(f"{url} gave more than the {known.bytes or LONGEST:,} bytes of the trace")
                 file.write(chunk)
                 if progress:
-                    progress(have, known.bytes)
-    if have < known.bytes:
-        raise ConnectionError(f"it broke off at {have:,} of {known.bytes:,} bytes")
+                    progress(have, total)
+    if total is not None and have < total:
+        raise ConnectionError(f"it broke off at {have:,} of {total:,} bytes")
 
 
 def require_name(url: str) -> None:

@@ -57,7 +57,7 @@ def on_disk(known: Known) -> tuple[Found | None, list[str]]:
     return None, differing
 
 
-def locate(name: str, progress: Callable[[int, int], None] | None = None) -> Found:
+def locate(name: str, progress: Callable[[int, int | None], None] | None = None) -> Found:
     """The file of a trace given by name or path; fetches a known one that is not here yet.
 
     Where a known trace cannot be had, its stand-in is returned, and the sentence says so.  Raises UserError.

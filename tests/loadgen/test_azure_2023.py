@@ -103,7 +103,6 @@ def test_it_warns_from_5_percent_and_refuses_from_50(tmp_path: Path) -> None:
         (b"\x1f\x8b\x08\x00", "compressed"),
         (b"PAR1\x00\x00\x00", "binary"),
         (b"a,b,c\n1,2,3\n", "no known trace format"),
-        (f"{HEADER}\n2024-05-10 00:00:00.009930+00:00,12,3\n".encode(), "no known trace format"),
     ],
 )
 def test_a_file_that_is_no_such_trace_is_refused_by_what_it_is(tmp_path: Path, content: bytes, word: str) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from loadgen.calibrate import ENOUGH, Speed, fit, measure, utilisation
 from loadgen.prompts import PromptMaker
-from loadgen.schedule import Transforms, build
+from loadgen.schedule import build
 from loadgen.traces import registry
 from loadgen.traces.catalogue import SHIPPED_FOLDER
+from loadgen.transforms import Transforms
 from models.errors import UserError
 from models.store import Reference, load_reference
 from models.tiny import write_tiny

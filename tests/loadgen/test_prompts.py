@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.calls import Calls, Sampling, sampling_ratio
+from loadgen.bodies import Sampling
+from loadgen.calls import Calls, sampling_ratio
 from loadgen.prompts import CORPUS, PromptMaker
-from loadgen.schedule import Transforms, build
+from loadgen.schedule import build
 from loadgen.traces.trace import Rows
+from loadgen.transforms import Transforms
 from models.store import Reference, load_reference
 from models.tiny import write_tiny
 

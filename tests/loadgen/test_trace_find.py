@@ -49,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
             mode, CONTENT
         )
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and mode == "ranges" else 0
+        if start >= len(body):
+            self.send_error(416)
+            return
         self.send_response(206 if start else 200)
         self.send_header("Content-Type", "text/html" if mode == "html" else "text/csv")
         self.send_header("Content-Length", str(len(body) - start))
@@ -120,6 +123,41 @@ def test_what_is_not_the_trace_is_refused_by_name(origin: Origin, tmp_path: Path
 def test_more_bytes_than_the_trace_has_are_refused(origin: Origin, tmp_path: Path) -> None:
     with pytest.raises(fetch.FetchError, match="more than"):
         fetch.fetch(origin.known(bytes=1000), tmp_path)
+
+
+def test_a_trace_of_unknown_size_is_fetched_resumed_and_recognised_when_it_was_whole(
+    origin: Origin, tmp_path: Path
+) -> None:
+    known = origin.known(bytes=None)
+    origin.mode = "cut"
+    seen: list[int | None] = []
+    assert fetch.fetch(known, tmp_path, lambda done, total: seen.append(total)).read_bytes() == CONTENT
+    assert set(seen) == {len(CONTENT)}
+    assert origin.asked == [None, f"bytes={len(CONTENT) // 2}-"]
+    (tmp_path / known.file).rename(tmp_path / f"{known.file}.part")  # killed between the last byte and the name
+    assert fetch.fetch(known, tmp_path).read_bytes() == CONTENT
+    assert origin.asked[-1] == f"bytes={len(CONTENT)}-"
+
+
+def test_the_command_shows_licence_and_citation_and_fetches(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tailspan
+
+    monkeypatch.setitem(KNOWN, "azure-2023-conv", origin.known())
+    assert tailspan.main(["traces", "fetch", "azure-2023-conv"]) == 0
+    out = capsys.readouterr().out
+    assert "CC-BY-4.0" in out and "Splitwise" in out and origin.known().sha256 in out
+    assert (find.cache_folder() / origin.known().file).read_bytes() == CONTENT
+    for name in ("synthetic-conv", "azure-2032"):
+        assert tailspan.main(["traces", "fetch", name]) == 4
+        assert "is not a trace that can be fetched" in capsys.readouterr().err
+
+
+def test_every_known_trace_says_where_it_is_from_and_what_it_may_be_used_for() -> None:
+    for known in KNOWN.values():
+        assert len(known.sha256) == 64 and known.licence and known.citation
+        assert known.synthetic or (known.url or "").startswith("https://")
 
 
 def test_a_folder_of_the_variable_comes_before_the_cache_and_a_file_with_other_bytes_is_passed_over(

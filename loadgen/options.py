@@ -58,5 +58,5 @@ class Options:
     linger_s: float = 0.0
     metrics_port: int = 0  # 0: a free one
     remote_workers: int = 0  # beside `workers`, on other machines
-    bind: str = "0.0.0.0:5557"  # where the master listens for them
+    bind: str = "127.0.0.1:5557"  # where the master listens for them
     command: str = ""

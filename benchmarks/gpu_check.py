@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> int:
         wrong = _kernels(rows)
         result["kernels"] = [dataclasses.asdict(row) for row in rows]
         result["kernels_s"] = time.perf_counter() - start
+        _save(given.out, result)
     if given.model or both:
         start = time.perf_counter()
         result["models"] = {}
@@ -64,21 +65,34 @@ def main(arguments: list[str]) -> int:
             shape = tiny_shape() if given.dry else SHAPES[name].shape
             figures = gpu_model.check_model(shape, ceiling, plan, device)
             _figures(name, figures)
-            result["models"][name] = [dataclasses.asdict(figure) for figure in figures]
+            result["models"][name] = [_row(figure) for figure in figures]
+            _save(given.out, result)
         shape = tiny_shape() if given.dry else SHAPES["smollm2"].shape
         for name, work in (
             ("engine", lambda: engine_run(shape, device, dry=given.dry)),
             ("server", lambda: server_run(dry=given.dry)),
         ):
             result[name] = work()
+            _save(given.out, result)
             print(f"\n{name}, concurrent streams: {json.dumps(result[name])}")
         result["model_s"] = time.perf_counter() - start
     if given.dry:
         print("\ndry: the code runs and its results are right; its times and shares mean nothing")
     result["compile_s"] = dict(compile_seconds)
-    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    _save(given.out, result)
     print(f"\nwritten to {given.out}; {wrong} kernels wrong")
     return 1 if wrong else 0
+
+
+def _row(one: gpu_model.Figure) -> dict[str, Any]:
+    """As JSON has it: null for what was not measured."""
+    found = dataclasses.asdict(one)
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}
+
+
+def _save(path: Path, result: dict[str, Any]) -> None:
+    """After every part: what runs out of time keeps what it has."""
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def tiny_shape() -> ModelShape:
@@ -119,8 +133,11 @@ def _kernels(rows: list[gpu_kernels.Row]) -> int:
 def _figures(name: str, figures: list[gpu_model.Figure]) -> None:
     print(f"\n{name:24} {'engine':28} {'ms':>9} {'token/s':>10} {'of floor':>9}")
     for one in figures:
-        share = "" if math.isnan(one.of_floor) else f"{one.of_floor:9.1%}"
-        print(f"{one.what:24} {one.engine:28} {one.seconds * 1e3:9.2f} {one.tokens_s:10.1f} {share:>9}  {one.note}")
+        if math.isnan(one.seconds):
+            print(f"{one.what:24} {one.engine:28} {one.note}")
+            continue
+        figures_of_it = f"{one.seconds * 1e3:9.2f} {one.tokens_s:10.1f} {one.of_floor:9.1%}"
+        print(f"{one.what:24} {one.engine:28} {figures_of_it}  {one.note}")
 
 
 if __name__ == "__main__":

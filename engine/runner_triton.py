@@ -128,6 +128,8 @@ class TritonRunner:
         self.shard = parallel.shard if parallel is not None else Shard()
         self.device = device_of(self.shard.rank)
         _refuse_unfit(shape, config, self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # triton starts kernels on the current device
         self.threads = 1  # of the host
         self.has_logits = True
         self.max_context = min(config.max_context or shape.max_context, shape.max_context)
@@ -185,7 +187,14 @@ class TritonRunner:
         elif self.device.type != "cuda":
             blocks = _INTERPRETER_PAGES
         else:
-            need = self._largest_step()
+            try:
+                need = self._largest_step()
+            except torch.OutOfMemoryError as error:
+                raise UserError(
+                    f"weights and a step of {config.token_budget} tokens do not fit into the device's memory",
+                    where="--token-budget",
+                    remedy="lower it, or use --weights int4, a smaller model or more GPUs",
+                ) from error
             free, _total = torch.cuda.mem_get_info(self.device)
             most = config.max_batch * -(-self.max_context // config.block_size)
             blocks = min(int((free - need) * _KV_SHARE) // page_bytes, most)
@@ -331,21 +340,31 @@ class TritonRunner:
     def warm_up(self, make_slices: Callable[[int], list[Slice]]) -> float:
         """Compile every kernel and capture every graph, so that no request waits for it; returns seconds taken."""
         start = time.perf_counter()
-        sizes = (
-            {1}
-            if INTERPRETED
-            else {n for n in (1, 17, 33, 65, self.config.token_budget) if n <= self.config.token_budget}
-        )
-        for n in sorted(sizes):
+        budget = self.config.token_budget
+        # one token, each height of a tile, and the whole budget; in the interpreter nothing is compiled
+        for n in (1,) if INTERPRETED else sorted({n for n in (1, 17, 33, 65, budget) if n <= budget}):
             self.forward(make_slices(n))
-        for layout in self.limits.decode_layouts() if self.use_graphs else ():
+        layouts = self.limits.decode_layouts()
+        for layout in layouts[:1] if INTERPRETED else layouts:
+            if not self.use_graphs:
+                self._rehearse(layout)
+                continue
             if self._parallel is not None:
                 self._parallel.tell(CAPTURE, layout)
             if not self._capture(layout):
                 break
-        if self.use_graphs and self._graphs is not None:
+        if self._graphs is not None:
             log.info("captured %d CUDA graphs of decodes", len(self._graphs))
         return time.perf_counter() - start
+
+    @torch.inference_mode()
+    def _rehearse(self, layout: Layout) -> None:
+        """Run a step of decodes that is padding alone: it compiles what it needs and writes nothing."""
+        ints = np.zeros(layout.size, np.int32)
+        layout.views(torch.from_numpy(ints))["slots"].fill_(-1)
+        if self._parallel is not None:
+            self._parallel.tell(STEP, layout, ints)
+        self._execute(layout, ints)
 
     def capture_for(self, decodes: int, longest: int) -> bool:
         """Capture the graph of one size of step, if it is not there yet; for those who skip ``warm_up``."""

@@ -123,7 +123,9 @@ class Shadow:
             self._forget()
             return
         request.blocks.extend(taken)
-        logits = engine.runner.forward([Slice(request, request.computed, n, n == left)])
+        logits = engine.runner.forward(
+            [Slice(request, request.computed, n, n == left, n == 1 and request.generated > 0)]
+        )
         request.computed += n
         if n == left:
             tokens, finite = engine.draw(logits, [request])

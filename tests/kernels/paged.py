@@ -36,16 +36,16 @@ def pool(
     order = torch.randperm(sum(pages) + 3, generator=random).tolist()
     tables = torch.zeros(len(lengths), width or max(1, *pages), dtype=torch.int32)
     shape = ((sum(pages) + 3) * PAGE, kv_heads, head)
-    keys, values = torch.full(shape, float("nan"), dtype=dtype), torch.full(shape, float("nan"), dtype=dtype)
+    keys, values = torch.full(shape, float("nan")), torch.full(shape, float("nan"))
     exact = []
     for i, n in enumerate(lengths):
         mine = [order.pop() for _ in range(pages[i])]
         tables[i, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
         slots = torch.tensor([mine[t // PAGE] * PAGE + t % PAGE for t in range(n)], dtype=torch.long)
-        k, v = (torch.randn(n, kv_heads, head, generator=random).to(dtype) for _ in range(2))
+        k, v = (torch.randn(n, kv_heads, head, generator=random).to(dtype).float() for _ in range(2))
         keys[slots], values[slots] = k, v
         exact.append((k.double(), v.double()))
-    return Pool(keys, values, tables, lengths, exact)
+    return Pool(keys.to(dtype), values.to(dtype), tables, lengths, exact)
 
 
 def queries(n: int, heads: int, head: int, dtype: torch.dtype, *, seed: int = 1) -> torch.Tensor:

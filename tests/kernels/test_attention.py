@@ -153,6 +153,13 @@ def test_decode_of_any_lengths_and_group(lengths: list[int], group: int, head: i
     assert (got.double() - want).abs().max() < TOLERANCE[torch.float32]
 
 
+def test_a_cache_in_fp8_is_read_as_what_it_holds() -> None:
+    made, q = pool([70, 33], 1, 64, torch.float8_e4m3fn), queries(2, 3, 64, torch.float32)
+    want = attended(made, q, [1, 1], 0.125)
+    assert (decode(made, q).double() - want).abs().max() < TOLERANCE[torch.float32]
+    assert (prefill(made, q, [1, 1]).double() - want).abs().max() < TOLERANCE[torch.float32]
+
+
 def test_large_scores_do_not_overflow() -> None:
     made, q = pool([70], 1, 64, torch.float32), queries(1, 3, 64, torch.float32) * 1e3
     got, want = decode(made, q), attended(made, q, [1], 0.125)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.lookahead import continuation
+from engine.lookahead import Lookahead, continuation
+from engine.request import Request
 from engine.runner_triton import TritonRunner
+from engine.scheduler import Slice
 from models.store import LoadedModel, load
 from models.tiny import write_tiny
-from tests.kernels.engines import HandDriven
+from tests.kernels.engines import HandDriven, request_of
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,42 @@ def test_the_latest_occurrence_is_continued() -> None:
     assert continuation([1, 2, 3, 4], 3) == []
     assert continuation([7, 7, 7, 7], 3) == [7]
     assert continuation([], 3) == []
+
+
+def kept() -> tuple[Lookahead, Request]:
+    """Drafts 5 and 6 behind the tokens 1 2 3 4; then 5 was sampled."""
+    ahead, request = Lookahead(3, 16), request_of([1, 2, 3, 4], [0])
+    request.prompt_ids = [1]  # the rest counts as generated
+    ahead.keep(Slice(request, 3, 1, True), [5, 6], torch.tensor([[0.5], [0.6]]))
+    request.tokens.append(5)
+    return ahead, request
+
+
+def test_a_row_is_used_only_for_the_token_that_it_was_computed_with() -> None:
+    ahead, request = kept()
+    row = ahead.known(Slice(request, 4, 1, True, decode=True))
+    assert row is not None
+    assert row.tolist() == [[0.5]]
+    request.tokens.append(9)  # not the draft 6
+    assert ahead.known(Slice(request, 5, 1, True, decode=True)) is None
+    assert ahead.accepted == request.clock.facts.drafts_accepted == 1
+
+
+@pytest.mark.parametrize("change", ["blocks", "lost", "position", "chunk"])
+def test_a_row_is_not_used_once_its_pages_may_hold_something_else(change: str) -> None:
+    ahead, request = kept()
+    piece = Slice(request, 4, 1, True, decode=True)
+    if change == "blocks":
+        request.blocks = [7]
+    elif change == "lost":
+        request.lost = 4
+    elif change == "position":
+        piece = Slice(request, 3, 1, True, decode=True)
+    else:
+        piece = Slice(request, 3, 2, True)
+    assert ahead.known(piece) is None
+    request.blocks, request.lost = [0], 0
+    assert ahead.known(Slice(request, 4, 1, True, decode=True)) is None  # it is forgotten for good
 
 
 def greedy(tiny: LoadedModel, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], HandDriven]:

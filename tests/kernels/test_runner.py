@@ -66,12 +66,11 @@ def test_logits_of_decodes_have_the_same_bits_alone_and_in_a_batch(tiny: LoadedM
     requests = []
     for i, prompt in enumerate(([5, 9, 13], list(range(20, 57)), list(range(100, 117)))):
         one = request_of(prompt, [4 * i, 4 * i + 1, 4 * i + 2])
-        one.prompt_ids = prompt[:1]  # so that the last token is a decode
         runner.forward([Slice(one, 0, len(prompt) - 1, False)])
         requests.append(one)
-    together = runner.forward([Slice(one, len(one.tokens) - 1, 1, True) for one in requests])
+    together = runner.forward([Slice(one, len(one.tokens) - 1, 1, True, decode=True) for one in requests])
     for i, one in enumerate(requests):
-        assert torch.equal(runner.forward([Slice(one, len(one.tokens) - 1, 1, True)])[0], together[i])
+        assert torch.equal(runner.forward([Slice(one, len(one.tokens) - 1, 1, True, decode=True)])[0], together[i])
 
 
 def test_a_request_has_the_same_tokens_alone_and_in_a_batch_and_steps_count_their_padding(tiny: LoadedModel) -> None:
@@ -126,7 +125,7 @@ def test_kv_in_fp8_stays_close(tiny: LoadedModel) -> None:
     assert runner.kv_bytes == 1
     p, q = exact.double().log_softmax(-1), logits_in_chunks(runner, tokens, []).double().log_softmax(-1)
     divergence = float((p.exp() * (p - q)).sum())
-    assert 0 < divergence < 0.4  # a random model's keys do not forgive 3 bits of mantissa as a trained one's do
+    assert 0 < divergence < 0.4  # coarse: the interpreter's cast to fp8 is wrong for one number in thirty
 
 
 def test_a_step_without_memory_runs_in_halves(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +195,7 @@ def test_warm_up_compiles_before_the_first_request(tiny: LoadedModel) -> None:
     request = request_of([0], [0])
     assert runner.warm_up(lambda n: [Slice(request, 0, n, True)]) > 0
     assert runner.compile_seconds["paged_prefill"] > 0
+    assert runner.compile_seconds["paged_decode"] > 0
 
 
 def test_the_engine_is_built_with_the_backend_asked_for(tiny: LoadedModel) -> None:

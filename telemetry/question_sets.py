@@ -90,8 +90,8 @@ def _copies() -> Iterator[Question]:
              rf"(?si).*\b{a}\b.*\b{b}\b.*\b{c}\b.*", f"1. {a}\n2. {b}\n3. {c}"),
             (f"Repeat this sentence exactly: I see a {a} and a {b}.", rf"['\"]?I see a {a} and a {b}\.?['\"]?",
              f"I see a {a} and a {b}."),
-            (f"Repeat this sentence exactly: My {a} lies beside the {b}.", rf"['\"]?My {a} lies beside the {b}\.?['\"]?",
-             f"My {a} lies beside the {b}."),
+            (f"Repeat this sentence exactly: My {a} lies beside the {b}.",
+             rf"['\"]?My {a} lies beside the {b}\.?['\"]?", f"My {a} lies beside the {b}."),
         )[n % 4]  # fmt: skip
         yield Question(f"s-format-{n:02d}", FORMAT, asked, PATTERN, pattern, max_tokens=24, sample=sample)
 

@@ -4,7 +4,8 @@ Owns the verdict: *broken* outranks *numeric drift* outranks *same*.  Must alway
 evidence and each all-clear its power; goldens are asked twice in a row (the second finds the prefix cache), and once
 more many at a time, since real corruption shows on cache hits and under concurrency only.
 
-* Goldens: two sequential tests over all answers in the order of asking, one for broken ones, one for any change.
+* Goldens: two sequential tests over all answers in the order of asking, one for broken ones, one for any change; a
+  golden that has failed already is not counted again.
 * Drift: KL and agreement on the reference text, against the recorded spread.
 * Questions: McNemar's test.  It can only say broken: that many answers do not change by rounding.
 * Probes: a failed probe is broken.
@@ -94,6 +95,8 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
     asked = [(one.prompt, len(one.tokens)) for one in recorded.goldens]
     tolerated = max(TOLERANCE_FLOOR, TOLERANCE_FACTOR * recorded.noise)
     broken, changed = Watch(), Watch()
+    known_broken: set[str] = set()
+    known_changed: set[str] = set()
     for name in ROUNDS:
         if name == LOADED:
             answers = ask_all(client, asked, concurrency, logprobs=True)
@@ -105,8 +108,13 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
         compared = [goldens.compare(g, a, tolerated) for g, a in zip(recorded.goldens, answers, strict=True)]
         found.compared[name] = compared
         for one in compared:
-            broken.see(one.kind == goldens.BROKEN)
-            changed.see(one.kind != goldens.SAME)
+            # The same golden failing alike in every round is one piece of evidence, not three.
+            if one.id not in known_broken:
+                broken.see(one.kind == goldens.BROKEN)
+            if one.id not in known_changed:
+                changed.see(one.kind != goldens.SAME)
+        known_broken |= {one.id for one in compared if one.kind == goldens.BROKEN}
+        known_changed |= {one.id for one in compared if one.kind != goldens.SAME}
         counts = {kind: sum(one.kind == kind for one in compared) for kind in (goldens.BROKEN, goldens.NUMERIC)}
         say(f"goldens {name}: {counts[goldens.BROKEN]} broken, {counts[goldens.NUMERIC]} numeric of {len(compared)}")
     example = next((one for n in ROUNDS for one in found.compared[n] if one.kind == goldens.BROKEN), None) or next(

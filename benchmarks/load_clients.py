@@ -156,7 +156,9 @@ def send(client: Client, rate: float, seconds: float, folder: Path, cpus: list[i
         began = time.monotonic()
         with log.open("a") as file:
             command = client.command(python, stub.url, rate, seconds, folder)
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, env=environment, cwd=folder, start_new_session=True
+            )
             if cpus:
                 os.sched_setaffinity(process.pid, {cpus[0]})
             cpu = _watch(process, seconds * 3 + 120)

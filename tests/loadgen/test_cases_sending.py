@@ -129,15 +129,15 @@ def test_case_4_constant_is_constant_poisson_is_poisson_and_gamma_is_as_asked() 
 
 
 # --- users ---
-PATIENT = Patience(first_token_s=0.3, retries=2, backoff_s=0.1, factor=2.0, jitter=0.5, budget=0.1)
+PATIENT = Patience(first_token_s=1.0, retries=2, backoff_s=0.1, factor=2.0, jitter=0.5, budget=0.1)
 
 
 def storm(folder: Path, patience: Patience, count: int = 300, rate: float = 100.0) -> tuple[list[Row], list[Row], int]:
-    """A server that takes 0.9 s for each of the first 60 requests and 10 ms afterwards: rows, attempts, sends."""
+    """A server that takes 3 s for each of the first 60 requests and 10 ms afterwards: rows, attempts, sends."""
 
     async def work() -> tuple[list[Row], list[Row], int]:
         def play(request: Request) -> list[Step]:
-            return [0.9 if request.number < 60 else 0.01, *answer("Hi")]
+            return [3.0 if request.number < 60 else 0.01, *answer("Hi")]
 
         async with Stub(play) as stub:
             run_ = Run(folder, Source(*[n / rate for n in range(count)]), settings(stub.url, patience=patience))
@@ -172,7 +172,7 @@ def test_case_13_attempts_are_linked_and_the_budget_is_never_exceeded(tmp_path: 
             assert after["due_s"] >= before["end_s"] + after["pause_s"] - 0.001
     again = [row for row in rows if row["error"] is None and len(by_index[row["index"]]) > 1]
     assert again, "some were answered by a retry"
-    assert all(row["end_s"] - row["intended_s"] > 0.3 for row in again), "time runs from the first intended send"
+    assert all(row["end_s"] - row["intended_s"] > 1.0 for row in again), "time runs from the first intended send"
     summary = summary_of(tmp_path / "runs", rows, policy(), attempts=attempts)
     assert summary.retries is not None
     assert summary.retries.amplification == pytest.approx(len(attempts) / 300)
@@ -183,7 +183,7 @@ def test_case_13_attempts_are_linked_and_the_budget_is_never_exceeded(tmp_path: 
 
 
 def test_case_13_without_a_budget_the_storm_amplifies(tmp_path: Path) -> None:
-    _, attempts, _ = storm(tmp_path, Patience(first_token_s=0.3, retries=2, backoff_s=0.05, budget=10.0), count=100)
+    _, attempts, _ = storm(tmp_path, Patience(first_token_s=1.0, retries=2, backoff_s=0.05, budget=10.0), count=100)
     assert len(attempts) > 1.3 * 100
 
 

@@ -136,7 +136,7 @@ def _slow(row: Mapping[str, Any], account: Mapping[str, float] | None) -> Slow:
     if account is not None:
         parts = {name: account[f"{name}_s"] for name in phases.E2E_PARTS}
     else:
-        parts = _client_view(row)
+        parts = client_view(row)
     reported, counted = row["completion_tokens_reported"], row["completion_tokens_counted"]
     return Slow(
         index=row["index"],
@@ -152,7 +152,7 @@ def _slow(row: Mapping[str, Any], account: Mapping[str, float] | None) -> Slow:
     )
 
 
-def _client_view(row: Mapping[str, Any]) -> dict[str, float]:
+def client_view(row: Mapping[str, Any]) -> dict[str, float]:
     """What the client alone can say of a request: wait, first token, stream; or that nothing came."""
     intended, sent, first, end = row["intended_s"], row["sent_s"], row["first_token_s"], row["end_s"]
     if sent is None:  # never sent: no connection, or no time left

@@ -20,7 +20,7 @@ def choice(label: str, options: Sequence[str], key: str, words: Mapping[str, str
     """One of ``options``, side by side; the first is the default.  words: how each is shown."""
     _adopt(key, lambda said: said if said in options else None, options[0])
     found = st.segmented_control(label, options, key=key, format_func=lambda option: (words or {}).get(option, option))
-    value = found if found in options else options[0]  # a second click on the chosen one takes it away
+    value = found if found is not None else options[0]  # a second click on the chosen one takes it away
     return _write(key, value, options[0])
 
 

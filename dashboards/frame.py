@@ -78,9 +78,14 @@ def parameters(**own: object) -> dict[str, str]:
     return found | {name: str(value) for name, value in own.items() if value is not None}
 
 
+def page_file(name: str) -> Path:
+    """The script of a page."""
+    return Path(__file__).parent / "pages" / f"{name}.py"
+
+
 def link(page: str, label: str, **own: object) -> None:
     """A link to another page on the same run, with that page's values."""
-    st.page_link(f"pages/{page}.py", label=label, query_params=parameters(**own))
+    st.page_link(page_file(page), label=label, query_params=parameters(**own))
 
 
 def base(run: Source) -> Source | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import altair as alt
 
@@ -21,7 +21,7 @@ COLOURS: Final = {"more": _MORE, "less": _LESS}
 def waterfall(steps: Sequence[Step], height: int = 210) -> alt.LayerChart:
     """Grey: the wholes of A and B; vermilion: what a phase added; blue: what it took away.  Signs stand beside them."""
     factor, unit = unit_of(max((max(step.start_s, step.end_s) for step in steps), default=0.0))
-    data = []
+    data: list[dict[str, Any]] = []
     for step in steps:
         signed = "" if step.whole else "+" if step.change_s >= 0 else "−"
         data.append(

@@ -96,8 +96,8 @@ def _inside(run: Source, region: Chosen, *, whole: bool) -> None:
     header = tuple(map(tr, ("request", "outcome", "whole", "first token", "most of it", "prompt", "answer", "replica")))
     rows = kept.ask(heat.slowest, run, region)
     st.html(markup.table(header, [_row(row) for row in rows]))
-    for place, row in zip(st.columns(5), rows[:5], strict=False):
-        with place:
+    for column, row in zip(st.columns(5), rows[:5], strict=False):
+        with column:
             frame.link("request", tr("Open #{n}", n=row["index"]), request=row["index"])
 
 

@@ -9,8 +9,8 @@ from streamlit.testing.v1 import AppTest
 
 from dashboards import view
 
-APP = Path(view.__file__).with_name("app.py")
-PAGES = tuple(sorted(file.stem for file in (APP.parent / "pages").glob("[!_]*.py")))
+APP = Path(view.__file__).parent / "entry" / "app.py"
+PAGES = tuple(sorted(file.stem for file in (APP.parent.parent / "pages").glob("[!_]*.py")))
 
 
 def open_page(name: str, **query: str) -> AppTest:
@@ -19,7 +19,7 @@ def open_page(name: str, **query: str) -> AppTest:
     page.query_params["lang"] = "en"
     for key, value in query.items():
         page.query_params[key] = value
-    page.switch_page(f"pages/{name}.py").run()
+    page.switch_page(f"../pages/{name}.py").run()
     assert not page.exception, page.exception
     return page
 

@@ -1,7 +1,9 @@
-"""The pages: which run is looked at, in which language, and the list of pages.  ``streamlit run dashboards/app.py``.
+"""Which run is looked at, in which language, and the list of pages.  ``streamlit run dashboards/entry/app.py``.
 
 Shows the newest run, or the one named by ``?run=ID``, under $TAILSPAN_RUNS or ./runs.  Each page is a file in
-``pages/``; this one only chooses among them, and tells an empty installation how to make a first run.
+``dashboards/pages/``; this one only chooses among them, and tells an empty installation how to make a first run.  It
+stands in a folder of its own, because Streamlit would run the files of a folder ``pages`` beside it by itself, and
+would put its folder first on the path of every import.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def main() -> None:
 
 def _pages() -> dict[str, list[st.Page]]:
     def page(name: str, title: str) -> st.Page:
-        return st.Page(f"pages/{name}.py", title=title, url_path=name, default=name == "triage")
+        return st.Page(frame.page_file(name), title=title, url_path=name, default=name == "triage")
 
     return {
         tr("On call"): [page("triage", tr("Triage")), page("live", tr("Live")), page("run", tr("Run"))],

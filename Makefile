@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-overload accept-conformance accept-soak clean
+.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo accept-overload accept-conformance accept-soak accept-pages clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -58,7 +58,7 @@ bench-anchor: $(VENV)/.run ## does the simulated twin predict a real run that it
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.anchor
 
-accept: accept-demo accept-overload accept-conformance accept-soak ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak accept-pages ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -74,6 +74,11 @@ accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE
 SOAK ?= 30
 accept-soak: $(VENV)/.run ## SOAK (30) minutes at 1.5x capacity with clients that go, then idle: laws exact, memory level
 	@$(BIN)/python -m benchmarks.soak --minutes $(SOAK)
+
+REQUESTS ?= 1000000
+accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first figure under 2 s, every filter under 1 s; 3 minutes
+	@echo "== quiet the machine first"
+	@$(BIN)/python -m benchmarks.accept_pages --requests $(REQUESTS)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -16,12 +16,15 @@ T = TypeVar("T")
 _UNSEEN: Final = "\0"
 
 
-def choice(label: str, options: Sequence[str], key: str, words: Mapping[str, str] | None = None) -> str:
-    """One of ``options``, side by side; the first is the default.  words: how each is shown."""
-    _adopt(key, lambda said: said if said in options else None, options[0])
+def choice(
+    label: str, options: Sequence[str], key: str, words: Mapping[str, str] | None = None, default: str | None = None
+) -> str:
+    """One of ``options``, side by side.  words: how each is shown.  default: the first where not given."""
+    default = options[0] if default is None else default
+    _adopt(key, lambda said: said if said in options else None, default)
     found = st.segmented_control(label, options, key=key, format_func=lambda option: (words or {}).get(option, option))
-    value = found if found is not None else options[0]  # a second click on the chosen one takes it away
-    return _write(key, value, options[0])
+    value = found if found is not None else default  # a second click on the chosen one takes it away
+    return _write(key, value, default)
 
 
 def picked(label: str, options: Sequence[str], key: str, words: Mapping[str, str] | None = None) -> str:

@@ -58,8 +58,7 @@ def _head(run: Source) -> None:
 
 def title(text: str, what: str) -> None:
     """The page's name and, in one line, what it answers."""
-    st.markdown(f"### {text}")
-    st.caption(what)
+    st.html(markup.title(text, what))
 
 
 def missing(what: str, how: str, command: str | None = None) -> None:

@@ -45,6 +45,13 @@ STYLE: Final = """
 .ts-card { background: rgba(128,128,128,.09); border-radius: 4px; padding: .4rem .75rem .5rem; font-size: .88rem;
   line-height: 1.4; min-width: 0; overflow-wrap: anywhere; }
 .ts-card-name { font-weight: 600; font-size: .92rem; }
+.ts-layers { grid-template-columns: repeat(auto-fit, minmax(21rem, 1fr)); align-items: start; }
+.ts-card table { border-collapse: collapse; width: 100%; }
+.ts-card td { padding: .05rem .5rem .05rem 0; vertical-align: top; font-variant-numeric: tabular-nums; }
+.ts-card td:first-child { width: 34%; opacity: .85; }
+.ts-evidence { text-align: right; opacity: .6; font-size: .78rem; overflow-wrap: anywhere; }
+.ts-title { font-size: 1.55rem; font-weight: 600; line-height: 1.3; padding: 0; margin: 0; }
+.ts-title span { font-size: .92rem; font-weight: 400; opacity: .7; margin-left: .5rem; }
 .ts-scroll { overflow-x: auto; }
 .ts-table { border-collapse: collapse; font-size: .9rem; width: 100%; font-variant-numeric: tabular-nums; }
 .ts-table th { text-align: right; font-weight: 600; opacity: .8; padding: .25rem .7rem; white-space: nowrap; }
@@ -101,6 +108,25 @@ def cards(items: Iterable[tuple[str, Sequence[str]]]) -> str:
         for name, lines in items
     ]
     return f'<div class="ts-cards">{"".join(boxes)}</div>'
+
+
+def title(name: str, what: str) -> str:
+    """The name of a page, and what it answers, in one line where there is room."""
+    return f'<h1 class="ts-title">{escape(name)} <span>{escape(what)}</span></h1>'
+
+
+def layer(name: str, rows: Iterable[tuple[str, str, str]]) -> str:
+    """One layer's account: what, value, and in small letters where it is written."""
+    body = "".join(
+        f'<tr><td>{escape(what)}</td><td>{escape(value)}</td><td class="ts-evidence">{escape(evidence)}</td></tr>'
+        for what, value, evidence in rows
+    )
+    return f'<div class="ts-card"><div class="ts-card-name">{escape(name)}</div><table>{body}</table></div>'
+
+
+def side_by_side(pieces: Iterable[str]) -> str:
+    """Pieces of markup beside each other where there is room."""
+    return f'<div class="ts-cards ts-layers">{"".join(pieces)}</div>'
 
 
 def head(run: str, *notes: str) -> str:

@@ -92,6 +92,14 @@ def tiles(summary: Summary) -> Iterator[Tile]:
         yield Tile(label, tr(label), count, share, LABEL_COLOURS[label], why)
 
 
+def counted_tiles(counts: Mapping[str, int]) -> Iterator[Tile]:
+    """One tile per label with its count alone, of all requests attempted."""
+    attempted = sum(counts.values())
+    for label, count in counts.items():
+        if count or label != names.INVALID:
+            yield Tile(label, tr(label), count, count / attempted if attempted else None, LABEL_COLOURS[label], "")
+
+
 def when(run_id: str) -> str:
     """``20260102-030405-ab12`` as ``2026-01-02 03:04:05 · ab12``."""
     day, _, rest = run_id.partition("-")

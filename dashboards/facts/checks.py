@@ -56,16 +56,17 @@ def canaries(run: Source) -> Rows:
 def counters(run: Source) -> Rows:
     """The engine's own counters, what each gained during the run: source, name, gained."""
     wanted = ", ".join(f"'{name}', '{name}_total'" for name in COUNTERS)
-    return run.ask(
+    found = run.ask(
         f"""
         WITH moments AS (
             SELECT source, t_s, replace(name, '_total', '') AS name, sum(value) AS value
             FROM series WHERE name IN ({wanted}) GROUP BY ALL
         )
         SELECT source, name, arg_max(value, t_s) - arg_min(value, t_s) AS gained FROM moments
-        GROUP BY source, name ORDER BY source, name
+        GROUP BY source, name
         """
     )
+    return sorted(found, key=lambda row: (row["source"], list(COUNTERS).index(row["name"])))
 
 
 def unseen_rate(checked: int) -> float | None:

@@ -6,6 +6,7 @@ One pair of runs cannot tell a change from the noise of queueing, so nothing her
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,16 @@ from telemetry.summary import Summary
 
 #: The manifest's entries that say what was run; the others (times, process ids, results) differ in every run.
 _COMPARED: Final = (
-    "targets", "server", "versions", "hashes", "transforms", "trace", "plan", "seeds", "slo", "simulated", "scheduled",
+    "versions", "hashes", "server", "simulated", "slo", "trace", "transforms", "plan", "seeds", "scheduled", "targets",
 )  # fmt: skip
-#: Inside them: what names the run itself, and texts that a hash beside them covers.
-_LEFT_OUT: Final = frozenset({"run_id", "salt", "text", "first_drop", "detail", "trace_path", "source", "file"})
+#: Inside them: what names the run itself, texts that a hash beside them covers, and what follows from another figure.
+_LEFT_OUT: Final = frozenset(
+    {
+        "run_id", "salt", "text", "first_drop", "detail", "trace_path", "source", "file", "url", "targets", "requests",
+        "before", "after", "kind", "inputs_raised", "outputs_raised", "rate_scale", "length_scale",
+    }
+)  # fmt: skip
+_DERIVED: Final = re.compile(r"(input|output)_mean_(before|after)")
 _LOOKED_AT: Final = 60  # earlier runs whose manifests are read to find a baseline
 
 
@@ -75,14 +82,14 @@ def _flat(value: Mapping[str, Any], names: Iterable[str]) -> Iterable[tuple[str,
 def _leaves(name: str, value: Any) -> Iterable[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if key not in _LEFT_OUT:
+            if key not in _LEFT_OUT and not _DERIVED.fullmatch(key):
                 # A server is told apart by its place in the list, not by a port that changes with every start.
                 yield from _leaves(f"{name} {'' if '://' in key else key}".strip(), inner)
     elif isinstance(value, list):
         for place, inner in enumerate(value):
             own = inner.get("name") if isinstance(inner, Mapping) else None
             yield from _leaves(f"{name} {own or place + 1}", inner)
-    elif value is not None and not (isinstance(value, float) and name.startswith("transforms") and "mean" in name):
+    elif value is not None:
         yield name, f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

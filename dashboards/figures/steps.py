@@ -24,7 +24,7 @@ def against(rows: Rows, x: str, title: str) -> alt.LayerChart:
     scale = alt.Scale(domain=list(KIND_COLOURS), range=list(KIND_COLOURS.values()))
     colour = alt.Color("kind:N", scale=scale, legend=None)
     data = [{**row, "x": row[x], "word": tr(row["kind"])} for row in rows]
-    place = alt.X("x:Q", title=title).scale(zero=False, padding=12)
+    place = alt.X("x:Q", title=title).scale(domainMin=0, nice=True)
     tips = [
         alt.Tooltip("word:N", title=tr("kind of step")),
         alt.Tooltip("x:Q", title=title, format=",.0f"),

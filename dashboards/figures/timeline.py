@@ -39,7 +39,7 @@ def requests(bars: Rows, order: Sequence[int], labels: Mapping[int, str], span: 
     ]
     dots = [{"name": f"#{index}", "label": labels[index], "word": tr(labels[index]), "at": span[1]} for index in order]
     y = alt.Y("name:N", sort=[f"#{index}" for index in order], title=None).axis(
-        ticks=False, domain=False, labelOverlap=False, minExtent=_LEFT, maxExtent=_LEFT
+        ticks=False, domain=False, labelOverlap=False, labelFontSize=9, minExtent=_LEFT, maxExtent=_LEFT
     )
     x = alt.X("from:Q", title=None).scale(domain=span, nice=False).axis(orient="top", tickCount=8)
     drawn = (
@@ -71,7 +71,7 @@ def requests(bars: Rows, order: Sequence[int], labels: Mapping[int, str], span: 
     chart: alt.LayerChart = (
         alt.LayerChart(layer=[drawn, ends])
         .resolve_scale(color="independent")
-        .properties(height=max(120, 13 * len(order) + 34))
+        .properties(height=max(90, 11 * len(order) + 30))
     )
     return chart
 

@@ -40,9 +40,8 @@ def draw(run: Source) -> None:
         _difference(growth.first, growth.last, title, tr("first third"), tr("last third"))
         return
     with right:
-        asked = address.choice(
-            tr("Percentile"), [f"{p:g}" for p in (90.0, *(q for q in PHASE_PERCENTILES if q != 90.0))], "p"
-        )
+        ps = [f"{p:g}" for p in PHASE_PERCENTILES]
+        asked = address.choice(tr("Percentile"), ps, "p", default="90")
     base = sides.choose_base(run)
     if base is None:
         return

@@ -39,7 +39,8 @@ def draw(run: Source) -> None:
     parts = timeline.parts_of(row)
     if sum(parts.values()) > 0:
         st.html(words.phase_legend([parts]))
-        st.altair_chart(charts.phase_stacks(charts.stack_rows(f"#{index}", parts), [f"#{index}"]), width="stretch")
+        bar = charts.phase_stacks(charts.stack_rows(f"#{index}", parts), [f"#{index}"])
+        st.altair_chart(bar.properties(height=104), width="stretch")  # one bar alone would be a thread
     _layers(run, row, steps)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -81,9 +82,11 @@ def _says(row: dict[str, object]) -> str:
 
 def _layers(run: Source, row: dict[str, object], steps: list[dict[str, object]]) -> None:
     seen = one_request.layers(row, steps, run.policy)
-    header = (tr("layer"), tr("what it saw"), tr("value"), tr("evidence"))
-    st.html(markup.table(header, [(tr(s.layer), tr(s.what), s.value, s.evidence) for s in seen], words=True))
-    silent = [tr(layer) for layer in one_request.LAYERS if not any(s.layer == layer for s in seen)]
+    accounts = [
+        (layer, [(tr(s.what), s.value, s.evidence) for s in seen if s.layer == layer]) for layer in one_request.LAYERS
+    ]
+    st.html(markup.side_by_side(markup.layer(tr(layer), rows) for layer, rows in accounts if rows))
+    silent = [tr(layer) for layer, rows in accounts if not rows]
     if silent:
         st.caption(
             tr("No account from: {layers}. The bundled engine gives one; other servers only through their metrics.",

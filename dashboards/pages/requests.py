@@ -28,11 +28,8 @@ def draw(run: Source) -> None:
     chosen = picking.kinds_of_requests(run)
     left, right = st.columns([1, 2])
     with right:
-        length = float(
-            address.choice(
-                tr("Window, s"), [f"{seconds:g}" for seconds in (10.0, *sorted({*_LENGTHS} - {10.0}))], "length"
-            )
-        )
+        lengths = [f"{seconds:g}" for seconds in _LENGTHS]
+        length = float(address.choice(tr("Window, s"), lengths, "length", default="10"))
     with left:
         start = kept.ask(timeline.busiest, run, length)
         at = address.number(tr("From second"), "at", start, 0.0, max(float(last), 0.0) + 1.0, max(1.0, length / 2))

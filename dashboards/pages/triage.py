@@ -8,22 +8,29 @@ from dashboards import frame, kept, markup, oncall, words
 from dashboards.facts import pairs, who
 from dashboards.figures.waterfall import waterfall
 from dashboards.language import tr
+from dashboards.palette import LABEL_COLOURS
 from dashboards.source import Source
-from telemetry import names
+from telemetry import names, outcomes
 from telemetry.summary import Summary
 
 _PHASES_SHOWN = 5
 _P = 90.0
+_MANY = 100_000  # requests from which on the counts are shown first
+_QUIET = LABEL_COLOURS[names.INVALID]
 
 
 def draw(run: Source) -> None:
+    said, counts = st.empty(), st.empty()
+    if run.verdicts.num_rows >= _MANY:  # the counts are there long before the percentiles of so many requests
+        said.html(markup.verdict(tr("Reading {n} requests …", n=f"{run.verdicts.num_rows:,}"), "", _QUIET))
+        counts.html(markup.tiles(words.counted_tiles(kept.ask(_labels, run))))
     summary = kept.summary(run)
     if not summary.attempted:
         frame.missing(tr("This run holds no request."), tr("Open Live while it goes, or choose another run."))
         return
+    said.html(_verdict(run, summary))
+    counts.html(markup.tiles(oncall.budget_tiles(summary)))
     base = frame.base(run)
-    _verdict(run, summary)
-    st.html(markup.tiles(oncall.budget_tiles(summary)))
     left, right = st.columns([1.1, 1], gap="medium")
     with left:
         _where(summary, None if base is None else kept.summary(base))
@@ -51,12 +58,16 @@ def draw(run: Source) -> None:
         st.code(check.command, language="bash")
 
 
-def _verdict(run: Source, summary: Summary) -> None:
+def _labels(run: Source) -> dict[str, int]:
+    return outcomes.counts(run.verdicts)
+
+
+def _verdict(run: Source, summary: Summary) -> str:
     said, sound = summary.sentence, words.soundness(summary)
     if summary.validity.verdict != names.VALID:
         said, sound = sound, tr("Of those requests alone: {sentence}", sentence=summary.sentence)
     since = oncall.since_line(summary, kept.ask(who.since, run))
-    st.html(markup.verdict(said, f"{since} {sound}", words.verdict_colour(summary)))
+    return markup.verdict(said, f"{since} {sound}", words.verdict_colour(summary))
 
 
 def _where(summary: Summary, other: Summary | None) -> None:

@@ -125,7 +125,7 @@ def test_request_shows_what_each_layer_saw(root: Path, summary: Summary) -> None
     assert worst.e2e_s is not None
     assert format_seconds(worst.e2e_s) in text
     for layer in one_request.LAYERS:
-        assert f"<td>{layer}</td>" in text or layer in text.split("No account from: ")[1]
+        assert f'ts-card-name">{layer}<' in text or layer in text.split("No account from: ")[1]
     page = open_page("request")
     assert page.number_input(key="request").value == worst.index
     page.number_input(key="request").set_value(5).run()

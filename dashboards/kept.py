@@ -32,8 +32,10 @@ def summary(run: Source) -> Summary:
 
 
 def view(path: Path) -> View:
-    """What the run page shows."""
-    return _view(str(path), stamp(path))
+    """What the run page shows; its summary is the one that the other pages show."""
+    mark = stamp(path)
+    run = _source(str(path), mark, None, None)
+    return _view(str(path), mark, _summary(str(path), mark, run.policy.hash, run))
 
 
 def ask(question: Callable[Concatenate[Source, P], T], run: Source, *args: P.args, **asked: P.kwargs) -> T:
@@ -55,8 +57,8 @@ def _summary(path: str, mark: Mark, slo_hash: str, _run: Source) -> Summary:
 
 
 @st.cache_data(max_entries=6, show_spinner=False)
-def _view(path: str, mark: Mark) -> View:
-    return load(Path(path))
+def _view(path: str, mark: Mark, _known: Summary) -> View:
+    return load(Path(path), known=_known)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)

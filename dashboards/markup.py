@@ -48,7 +48,8 @@ STYLE: Final = """
 .ts-layers { grid-template-columns: repeat(auto-fit, minmax(21rem, 1fr)); align-items: start; }
 .ts-card table { border-collapse: collapse; width: 100%; }
 .ts-card td { padding: .05rem .5rem .05rem 0; vertical-align: top; font-variant-numeric: tabular-nums; }
-.ts-card td:first-child { width: 34%; opacity: .85; }
+.ts-card td:first-child { width: 32%; opacity: .85; }
+.ts-card td:nth-child(2) { min-width: 7rem; }
 .ts-evidence { text-align: right; opacity: .6; font-size: .78rem; overflow-wrap: anywhere; }
 .ts-title { font-size: 1.55rem; font-weight: 600; line-height: 1.3; padding: 0; margin: 0; }
 .ts-title span { font-size: .92rem; font-weight: 400; opacity: .7; margin-left: .5rem; }

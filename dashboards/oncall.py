@@ -13,10 +13,10 @@ from dashboards.facts.who import Group, interval
 from dashboards.language import tr
 from dashboards.markup import Tile
 from dashboards.palette import PHASE_WORDS
-from dashboards.words import tiles
+from dashboards.words import outcome, tiles
 from telemetry import names
 from telemetry.stats import needed_to_certify
-from telemetry.summary import Request, Summary, format_seconds, format_share
+from telemetry.summary import Summary, format_seconds, format_share
 
 _BAD: Final = (names.LATE, names.WRONG, names.DROPPED)
 _DIMENSION_WORDS: Final = {
@@ -64,7 +64,7 @@ def budget_tiles(summary: Summary) -> Iterator[Tile]:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:.0%}" if factor < 10 else f"{factor:.0f}×"
+    return f"{100 * factor:.0f} %" if factor < 10 else f"{factor:.0f}×"
 
 
 def since_line(summary: Summary, moments: Iterable[Mapping[str, Any]]) -> str:
@@ -173,21 +173,21 @@ def _short(text: str) -> str:
     return (text if len(text) <= 34 else text[:33] + "…") or "–"
 
 
-def example_line(request: Request) -> str:
-    """One of the slowest requests, for a link."""
-    parts = [f"#{request.index}", tr(request.label)]
-    if request.e2e_s is not None:
-        parts.append(format_seconds(request.e2e_s))
-    if request.parts:
-        name = max(request.parts, key=lambda part: request.parts[part])
-        parts.append(tr("mostly {phase}", phase=tr(PHASE_WORDS[name])))
-    elif request.reason:
-        parts.append(request.reason)
+def example_line(request: Mapping[str, Any]) -> str:
+    """One request (index, label, reason, phase, e2e_s), for a link."""
+    parts = [f"#{request['index']}", outcome(request["label"], request["reason"])]
+    if request["e2e_s"] is not None:
+        parts.append(format_seconds(request["e2e_s"]))
+    if request["phase"]:
+        parts.append(tr("mostly {phase}", phase=tr(PHASE_WORDS[request["phase"]])))
     return " · ".join(parts)
 
 
-def next_check(summary: Summary) -> NextCheck:
-    """Where to look next, by what is worst: the client, drops, wrong answers, late ones, or nothing."""
+def next_check(summary: Summary, late_phase: str | None) -> NextCheck:
+    """Where to look next, by what is worst: the client, drops, wrong answers, late ones, or nothing.
+
+    late_phase: where late requests spent most of their time, where the server says so.
+    """
     run = summary.run_id
     checked = f"tailspan runs check {run}"
     if summary.validity.verdict != names.VALID:
@@ -206,8 +206,7 @@ def next_check(summary: Summary) -> NextCheck:
         )
     if worst == names.WRONG:
         return NextCheck(tr("Answers are wrong: see which check failed."), "quality", tr("Open quality"), checked)
-    largest = next((split.largest for split in summary.phases if split.p == 90.0 and split.from_server), None)
-    if largest == names.QUEUE:
+    if late_phase == names.QUEUE:
         return NextCheck(
             tr("The queue is rarely the cause: see what ran ahead in it."),
             "requests",
@@ -215,7 +214,10 @@ def next_check(summary: Summary) -> NextCheck:
             f"tailspan floor --run {run}",
         )
     return NextCheck(
-        tr("Late in {phase}: compare the steps with their floor.", phase=tr(PHASE_WORDS[largest]) if largest else "–"),
+        tr(
+            "Late in {phase}: compare the steps with their floor.",
+            phase=tr(PHASE_WORDS[late_phase]) if late_phase else "–",
+        ),
         "engine",
         tr("Open the engine"),
         f"tailspan floor --run {run}",

@@ -90,11 +90,14 @@ def is_running(path: Path) -> bool:
     return bundle.status == RUNNING and bundle.writer_alive()
 
 
-def load(path: Path) -> View:
-    """Everything but the list of the slowest.  UserError when the bundle cannot be read."""
+def load(path: Path, *, known: Summary | None = None) -> View:
+    """Everything but the list of the slowest.  known: the summary under the run's own SLO, where it is at hand.
+
+    UserError when the bundle cannot be read.
+    """
     bundle = Bundle.open(path)
     policy = slo_of(bundle)
-    summary = summarize(bundle, policy)
+    summary = summarize(bundle, policy) if known is None else known
     verdicts = bundle.verdicts(policy)
     requests = bundle.table("requests", list(dict.fromkeys((*phases.COLUMNS, "canary_kind"))))
     answered = phases.answered_rows(requests, verdicts)

@@ -106,9 +106,14 @@ def waterfall(a: Split, b: Split) -> list[Step]:
 
 
 def worth_showing(steps: list[Step], most: int) -> list[Step]:
-    """The wholes and the ``most`` largest changes; the rest joined into one step named ``rest``, order kept."""
+    """The wholes and the ``most`` largest changes; the rest joined into one step named ``rest``, order kept.
+
+    A change of less than a hundredth of the larger whole would be a line without height: it goes into the rest.
+    """
     inner = [step for step in steps if not step.whole]
-    kept = {step.name for step in sorted(inner, key=lambda step: -abs(step.change_s))[:most]}
+    least = 0.01 * max(step.end_s for step in steps if step.whole)
+    largest = sorted(inner, key=lambda step: -abs(step.change_s))[:most]
+    kept = {step.name for step in largest if abs(step.change_s) >= least}
     rest = sum(step.change_s for step in inner if step.name not in kept)
     shown = [steps[0]]
     at = steps[0].end_s

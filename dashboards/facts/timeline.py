@@ -45,12 +45,19 @@ class Clock:
 
 
 def in_flight(run: Source, chosen: Chosen, at_s: float, length_s: float) -> Rows:
-    """The chosen requests that were in flight within the window, first come first, at most ROWS_SHOWN."""
+    """The chosen requests that were in flight within the window, in order of arrival; of more than ROWS_SHOWN every
+    so-manieth, so that the whole window is seen.
+    """
     return run.ask(
         f"""
+        WITH there AS (
+            SELECT "index" AS place, row_number() OVER (ORDER BY intended_s, "index") - 1 AS number,
+                count(*) OVER () AS total
+            FROM rows WHERE {chosen.sql} AND intended_s < $until AND coalesce(end_s, intended_s) >= $at
+        )
         SELECT {_COLUMNS} FROM rows
-        WHERE {chosen.sql} AND intended_s < $until AND coalesce(end_s, intended_s) >= $at
-        ORDER BY intended_s, "index" LIMIT {ROWS_SHOWN}
+        WHERE "index" IN (SELECT place FROM there WHERE number % ceil(total / {ROWS_SHOWN}.0)::BIGINT = 0)
+        ORDER BY intended_s, "index"
         """,
         at=at_s,
         until=at_s + length_s,

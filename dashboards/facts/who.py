@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from dashboards.source import Rows, Source
+from dashboards.source import PART_SQL, Rows, Source
 from telemetry import names
 
 MIN_GROUP: Final = 30
@@ -93,6 +93,33 @@ def _whole(run: Source) -> tuple[int, int]:
         f"SELECT count(*) AS n, count_if({_BAD}) AS bad FROM verdicts WHERE label <> $invalid", invalid=names.INVALID
     )[0]
     return row["n"], row["bad"]
+
+
+def late_phase(run: Source) -> str | None:
+    """The phase in which late requests spent most of their time; None: none is late, or the server gives no account."""
+    sums = ", ".join(f"sum({sql}) AS {name}" for name, sql in PART_SQL.items())
+    row = run.ask(
+        f"SELECT {sums} FROM rows WHERE label = $late AND server_duration_s IS NOT NULL AND sent_s IS NOT NULL",
+        late=names.LATE,
+    )[0]
+    spent = {name: seconds for name, seconds in row.items() if seconds is not None}
+    return max(spent, key=lambda name: spent[name]) if spent else None
+
+
+def examples(run: Source, most: int = 3) -> Rows:
+    """The slowest of each bad label, then further ones: index, label, reason, phase, e2e_s.  Empty: none is bad."""
+    return run.ask(
+        f"""
+        WITH ranked AS (
+            SELECT "index" AS place,
+                row_number() OVER (PARTITION BY label ORDER BY e2e_s DESC NULLS LAST, "index") AS rank
+            FROM rows WHERE {_BAD}
+        ), chosen AS (SELECT place, rank FROM ranked WHERE rank <= $most)
+        SELECT "index", label, reason, phase, e2e_s FROM rows JOIN chosen ON rows."index" = chosen.place
+        ORDER BY rank, label = '{names.DROPPED}', e2e_s DESC, "index" LIMIT $most
+        """,
+        most=most,
+    )
 
 
 def since(run: Source) -> Rows:

@@ -34,7 +34,9 @@ def waterfall(steps: Sequence[Step], height: int = 210) -> alt.LayerChart:
                 "text": signed + format_seconds(abs(step.change_s)),
             }
         )
-    x = alt.X("name:N", sort=[row["name"] for row in data], title=None).axis(labelAngle=0, labelLimit=92, ticks=False)
+    x = alt.X("name:N", sort=[row["name"] for row in data], title=None).axis(
+        labelAngle=0, labelLimit=92, labelOverlap=False, ticks=False
+    )
     highest = max((row["top"] for row in data), default=1.0)
     y = alt.Y("from:Q", title=tr(unit)).scale(domain=(0, highest * 1.14), nice=False).axis(tickCount=4)
     bars = (

@@ -44,8 +44,13 @@ def draw(run: Source) -> None:
     st.altair_chart(figures.requests(bars, list(labels), labels, span), width="stretch")
     total = kept.ask(timeline.how_many, run, chosen, at, length)
     if total > len(rows):
-        st.caption(tr("The first {shown} of {total} in this window; choose fewer above, or a shorter one.",
-                      shown=len(rows), total=f"{total:,}"))  # fmt: skip
+        st.caption(
+            tr(
+                "{shown} of {total} in this window, evenly chosen; choose fewer above, or a shorter one.",
+                shown=len(rows),
+                total=f"{total:,}",
+            )
+        )
     _strip(run, chosen, span)
     st.markdown(f"**{tr('Open one of them')}**")
     slow = sorted(rows, key=lambda row: -(row["end_s"] or 0) + row["intended_s"])[:4]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboards import frame, kept, markup, oncall, words
-from dashboards.facts import pairs, who
+from dashboards.facts import heat, pairs, who
+from dashboards.facts.chosen import Chosen
 from dashboards.figures.waterfall import waterfall
 from dashboards.language import tr
 from dashboards.palette import LABEL_COLOURS
@@ -49,10 +50,11 @@ def draw(run: Source) -> None:
     left, right = st.columns([1.1, 1], gap="medium")
     with left:
         st.markdown(f"**{tr('Three examples')}**")
-        for request in summary.worst:
-            frame.link("request", oncall.example_line(request), request=request.index)
+        bad = kept.ask(who.examples, run)
+        for request in bad or kept.ask(heat.slowest, run, Chosen())[:3]:
+            frame.link("request", oncall.example_line(request), request=request["index"])
     with right:
-        check = oncall.next_check(summary)
+        check = oncall.next_check(summary, kept.ask(who.late_phase, run))
         st.markdown(f"**{tr('Next check')}** – {check.text}")
         frame.link(check.page, check.link)
         st.code(check.command, language="bash")

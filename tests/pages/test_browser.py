@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dashboards.facts import who
+from dashboards.source import open_source
 from telemetry import names, slo
 from telemetry.bundle import Bundle
 from telemetry.summary import Summary, format_seconds, summarize
@@ -151,9 +153,9 @@ def test_a_region_dragged_over_the_heatmap_filters(browser: Browser, served: Ser
 def test_an_example_of_triage_is_one_click_away_and_keeps_the_run(browser: Browser, served: Served) -> None:
     url, bundles = served
     opened = Opened(browser, address(url, "triage", run=bundles[1].run_id, lang="en"), WIDE)
-    worst = of(bundles[1]).worst[0]
-    opened.page.get_by_role("link", name=f"#{worst.index} ·").click()
-    opened.page.get_by_text(f"#{worst.index}: {worst.label}").wait_for(timeout=20_000)
+    example = who.examples(open_source(bundles[1].path))[0]
+    opened.page.get_by_role("link", name=f"#{example['index']} ·").click()
+    opened.page.get_by_text(f"#{example['index']}: {example['label']}").wait_for(timeout=20_000)
     opened.settle()
     assert f"run={bundles[1].run_id}" in opened.page.url
     opened.check()

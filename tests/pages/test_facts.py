@@ -95,7 +95,7 @@ def test_the_dominant_phase_is_the_largest_part(run: Source) -> None:
 def test_bars_of_a_request_end_where_it_ended(run: Source, small: Source) -> None:
     for source in (run, small):
         rows = timeline.in_flight(source, Chosen(), 0.0, 1e9)
-        assert len(rows) == timeline.ROWS_SHOWN
+        assert timeline.ROWS_SHOWN / 2 < len(rows) <= timeline.ROWS_SHOWN
         bars = timeline.bars(rows)
         for row in rows:
             own = [bar for bar in bars if bar["index"] == row["index"]]
@@ -167,10 +167,27 @@ def test_the_slow_replica_is_named_and_small_groups_are_not(run: Source) -> None
     assert groups, "a surge on two unequal replicas hits some groups harder"
 
 
+def test_examples_are_bad_ones_one_of_each_kind_first(run: Source) -> None:
+    found = who.examples(run)
+    bad = {label for label in (names.LATE, names.WRONG, names.DROPPED) if chosen.counted(run, Chosen(label=label))}
+    assert len(found) == 3
+    assert {row["label"] for row in found} == bad
+    late = next(row for row in found if row["label"] == names.LATE)
+    assert late["e2e_s"] == run.ask("SELECT max(e2e_s) AS t FROM rows WHERE label = 'late'")[0]["t"]
+
+
+def test_the_phase_of_the_late_is_the_one_that_the_summary_blames(run: Source, small: Source) -> None:
+    for source in (run, small):
+        phase = who.late_phase(source)
+        assert f"late, mostly {phase}" in summarize(source.bundle, source.policy).sentence
+
+
 def test_nobody_is_hit_where_all_is_good(tmp_path: Path) -> None:
     run = open_source(made(tmp_path, [answered_row(k, 1.0 + k) for k in range(40)]))
     assert who.hit(run) == []
     assert who.since(run) == []
+    assert who.examples(run) == []
+    assert who.late_phase(run) is None
 
 
 @given(st.integers(0, 400), st.integers(1, 400))

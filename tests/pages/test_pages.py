@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.big_bundle import REPLICAS, write_bundle
 from dashboards import language, oncall, palette
-from dashboards.facts import checks, judged_anew, one_request, pairs, timeline, traffic, under_way
+from dashboards.facts import checks, judged_anew, one_request, pairs, timeline, traffic, under_way, who
 from dashboards.figures import bars, steps
 from dashboards.language import CHINESE
 from dashboards.source import open_source
@@ -71,12 +71,14 @@ def test_triage_answers_what_is_asked_on_call(root: Path, summary: Summary) -> N
         assert tile(page, label) == f"{summary.labels[label]:,}"
     allowed = next(one.objective.bound for one in summary.objectives if one.objective.measure == names.DROPPED)
     burnt = summary.labels[names.DROPPED] / summary.judged / allowed
-    assert f"burns {burnt:.0%} of its budget" in text or f"burns {burnt:.0f}× of its budget" in text
+    assert f"burns {100 * burnt:.0f} % of its budget" in text or f"burns {burnt:.0f}× of its budget" in text
     assert f"{summary.judged:,} requests, 95 % interval" in text
     assert "from run aaaa (A) to this one (B)" in text
-    for request in summary.worst:
+    run = open_source(root / "20260101-000002-aaaa")
+    for request in who.examples(run):
+        assert request["label"] in (names.LATE, names.WRONG, names.DROPPED)
         assert oncall.example_line(request) in text
-    assert oncall.next_check(summary).command in text
+    assert oncall.next_check(summary, who.late_phase(run)).command in text
 
 
 def test_triage_of_a_run_alone_compares_its_thirds_and_claims_no_change(
@@ -90,17 +92,22 @@ def test_triage_of_a_run_alone_compares_its_thirds_and_claims_no_change(
     assert "No earlier run of this trace" in text
 
 
-def test_next_check_follows_what_is_worst(summary: Summary, tmp_path: Path) -> None:
+def next_page(bundle: Bundle) -> str:
+    run = open_source(bundle.path)
+    return oncall.next_check(summarize(bundle, run.policy), who.late_phase(run)).page
+
+
+def test_next_check_follows_what_is_worst(tmp_path: Path) -> None:
     refused = made(tmp_path, [dropped_row(k, 1.0 + k) for k in range(20)])
-    assert oncall.next_check(summarize(refused, slo.load("demo"))).page == "dropped"
+    assert next_page(refused) == "dropped"
     fine = made(tmp_path, [answered_row(k, 1.0 + k) for k in range(20)])
-    assert oncall.next_check(summarize(fine, slo.load("demo"))).page == "slo"
+    assert next_page(fine) == "slo"
     misread = made(tmp_path, [answered_row(k, 1.0 + k, prompt_tokens_reported=7) for k in range(20)])
-    assert oncall.next_check(summarize(misread, slo.load("demo"))).page == "quality"
+    assert next_page(misread) == "quality"
     late = made(tmp_path, [answered_row(k, 1.0 + k, lag_s=9.0, sent_s=10.0 + k) for k in range(20)])
-    assert oncall.next_check(summarize(late, slo.load("demo"))).page == "run"
+    assert next_page(late) == "run"
     queued = make_bundle(tmp_path, n=120, seed=2, overload=True)
-    assert oncall.next_check(summarize(queued, slo.load("demo"))).page == "requests"
+    assert next_page(queued) == "requests"
 
 
 def test_requests_are_those_in_the_window_of_the_address(root: Path) -> None:
@@ -108,8 +115,8 @@ def test_requests_are_those_in_the_window_of_the_address(root: Path) -> None:
     assert page.number_input(key="at").value == 12.0
     run = open_source(root / "20260101-000002-aaaa")
     total = timeline.how_many(run, timeline.Chosen(), 12.0, 5.0)
-    shown = min(total, timeline.ROWS_SHOWN)
-    assert (f"The first {shown} of {total:,} in this window" in text_of(page)) == (total > shown)
+    shown = len(timeline.in_flight(run, timeline.Chosen(), 12.0, 5.0))
+    assert (f"{shown} of {total:,} in this window" in text_of(page)) == (total > shown)
     assert "right within" in text_of(page)
     page.selectbox(key="replica").set_value(REPLICAS[1]).run()
     assert not page.exception

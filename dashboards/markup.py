@@ -15,7 +15,7 @@ from telemetry.summary import format_share
 
 STYLE: Final = """
 <style>
-.stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem; max-width: 1240px; }
+.stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 1.5rem; max-width: 1240px; }
 .stMainBlockContainer h4 { padding-top: .9rem; }
 .ts-verdict { border-left: 6px solid var(--ts-colour); padding: .35rem .9rem; background: rgba(128,128,128,.09);
   border-radius: 4px; }

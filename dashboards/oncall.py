@@ -155,7 +155,7 @@ def group_words(group: Group) -> str:
     return tr(_DIMENSION_WORDS[group.dimension], name=shown, low=low)
 
 
-def change_lines(changes: Sequence[tuple[str, str, str]], compared: str | None, most: int = 4) -> list[str]:
+def change_lines(changes: Sequence[tuple[str, str, str]], compared: str | None, most: int = 3) -> list[str]:
     """What was run differently from the run compared with."""
     if compared is None:
         return [tr("No earlier run of this trace to compare with.")]

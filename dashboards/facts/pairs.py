@@ -24,7 +24,7 @@ _COMPARED: Final = (
 _LEFT_OUT: Final = frozenset(
     {
         "run_id", "salt", "text", "first_drop", "detail", "trace_path", "source", "file", "url", "targets", "requests",
-        "before", "after", "kind", "inputs_raised", "outputs_raised", "rate_scale", "length_scale",
+        "before", "after", "kind", "predicted", "inputs_raised", "outputs_raised", "rate_scale", "length_scale",
     }
 )  # fmt: skip
 _DERIVED: Final = re.compile(r"(input|output)_mean_(before|after)")
@@ -88,7 +88,8 @@ def _leaves(name: str, value: Any) -> Iterable[tuple[str, str]]:
     elif isinstance(value, list):
         for place, inner in enumerate(value):
             own = inner.get("name") if isinstance(inner, Mapping) else None
-            yield from _leaves(f"{name} {own or place + 1}", inner)
+            rest = {key: deep for key, deep in inner.items() if key != "name"} if own else inner
+            yield from _leaves(f"{name} {own or place + 1}", rest)
     elif value is not None:
         yield name, f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -18,7 +18,7 @@ from dashboards.source import Rows, Source
 from dashboards.view import client_view
 from telemetry import names
 
-ROWS_SHOWN: Final = 36
+ROWS_SHOWN: Final = 30
 STRIP_BINS: Final = 240
 _USED: Final = 4000  # requests that the clocks are set by
 _BEFORE: Final = (names.INGRESS, names.TOKENIZE, names.QUEUE)

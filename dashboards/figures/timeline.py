@@ -94,7 +94,7 @@ def _band(steps: Rows, span: tuple[float, float], column: str, *, last: bool) ->
     axis = alt.Axis(labels=last, ticks=last)
     drawn: alt.Chart = (
         alt.Chart(marks(data))
-        .mark_rect(color=colour)
+        .mark_rect(color=colour, stroke=colour, strokeWidth=0.6)  # neighbours touch without a seam
         .encode(
             x=alt.X("start_s:Q", title=tr("seconds into the run") if last else None, axis=axis).scale(
                 domain=span, nice=False
@@ -110,7 +110,9 @@ def _band(steps: Rows, span: tuple[float, float], column: str, *, last: bool) ->
                 alt.Tooltip("steps:Q", title=tr("engine steps")),
             ],
         )
-        .properties(height=42, title=alt.Title(tr(word), anchor="start", fontSize=11, fontWeight="normal", color=INK))
+        .properties(
+            height=34, title=alt.Title(tr(word), anchor="start", offset=2, fontSize=11, fontWeight="normal", color=INK)
+        )
     )
     return drawn
 

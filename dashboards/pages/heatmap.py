@@ -14,6 +14,7 @@ from dashboards.figures import bars
 from dashboards.figures.heat import BRUSH, heatmap
 from dashboards.language import tr
 from dashboards.source import Source
+from telemetry import names
 from telemetry.summary import format_seconds
 
 _CHART = "heat"
@@ -88,7 +89,7 @@ def _region(chosen: Chosen, bounds: dict[str, Any]) -> Chosen:
 def _inside(run: Source, region: Chosen, *, whole: bool) -> None:
     counts = kept.ask(counted, run, region)
     total = sum(counts.values())
-    named = ", ".join(f"{tr(label)} {n:,}" for label, n in counts.items())
+    named = ", ".join(f"{tr(label)} {n:,}" for label in names.LABELS if (n := counts.get(label)))
     place = tr("In the whole map") if whole else tr("In the region")
     st.markdown(f"**{place}: {total:,}** {tr('requests')}" + (f" · {named}" if named else ""))
     if not total:

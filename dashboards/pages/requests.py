@@ -25,12 +25,13 @@ def draw(run: Source) -> None:
     if last is None:
         frame.missing(tr("No request has ended yet."), tr("Open Live while the run goes."))
         return
-    chosen = picking.kinds_of_requests(run)
-    left, right = st.columns([1, 2])
+    left, middle, right = st.columns([2, 0.7, 1])
+    with left:
+        chosen = picking.kinds_of_requests(run)
     with right:
         lengths = [f"{seconds:g}" for seconds in _LENGTHS]
         length = float(address.choice(tr("Window, s"), lengths, "length", default="10"))
-    with left:
+    with middle:
         start = kept.ask(timeline.busiest, run, length)
         at = address.number(tr("From second"), "at", start, 0.0, max(float(last), 0.0) + 1.0, max(1.0, length / 2))
     rows = kept.ask(timeline.in_flight, run, chosen, at, length)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import altair as alt
 
+from dashboards.language import tr
 from dashboards.palette import LABEL_COLOURS, PHASE_COLOURS, PHASE_WORDS
 from telemetry.names import LABELS
 from telemetry.summary import format_seconds
@@ -35,38 +36,38 @@ def outcomes_over_load(outcomes: Rows, load: Rows, bin_s: float) -> alt.VConcatC
     time_axis = alt.Scale(domain=span, nice=False)
     words = f"{bin_s:g} s"
     top = (
-        alt.Chart(_data(outcomes))
+        alt.Chart(marks(outcomes))
         .mark_bar(binSpacing=_GAP)
         .encode(
             x=alt.X("start_s:Q", bin="binned", scale=time_axis, axis=alt.Axis(labels=False, ticks=False), title=None),
             x2="end_s:Q",
-            y=alt.Y("share_low:Q", scale=alt.Scale(domain=(0, 1)), title="share of outcomes").axis(
+            y=alt.Y("share_low:Q", scale=alt.Scale(domain=(0, 1)), title=tr("share of outcomes")).axis(
                 format="%", tickCount=4, minExtent=44, maxExtent=44
             ),
             y2="share_high:Q",
-            color=_label_colour(),
+            color=label_colour(),
             tooltip=[
-                alt.Tooltip("label:N"),
-                alt.Tooltip("requests:Q"),
-                alt.Tooltip("of:Q", title=f"of requests in {words}"),
-                alt.Tooltip("start_s:Q", title="from second", format=".1f"),
+                alt.Tooltip("label:N", title=tr("outcome")),
+                alt.Tooltip("requests:Q", title=tr("requests")),
+                alt.Tooltip("of:Q", title=tr("of requests in {width}", width=words)),
+                alt.Tooltip("start_s:Q", title=tr("from second"), format=".1f"),
             ],
         )
         .properties(height=170)
     )
     bottom = (
-        alt.Chart(_data(load))
-        .mark_bar(binSpacing=_GAP, color=_INK)
+        alt.Chart(marks(load))
+        .mark_bar(binSpacing=_GAP, color=INK)
         .encode(
-            x=alt.X("start_s:Q", bin="binned", scale=time_axis, title="seconds into the run (intended send)"),
+            x=alt.X("start_s:Q", bin="binned", scale=time_axis, title=tr("seconds into the run (intended send)")),
             x2="end_s:Q",
-            y=alt.Y("requests:Q", title=f"offered / {words}").axis(
+            y=alt.Y("requests:Q", title=tr("offered / {width}", width=words)).axis(
                 format="d", tickCount=3, tickMinStep=1, minExtent=44, maxExtent=44
             ),
             tooltip=[
-                alt.Tooltip("requests:Q"),
-                alt.Tooltip("per_s:Q", title="requests/s", format=".2f"),
-                alt.Tooltip("start_s:Q", title="from second", format=".1f"),
+                alt.Tooltip("requests:Q", title=tr("requests")),
+                alt.Tooltip("per_s:Q", title=tr("requests/s"), format=".2f"),
+                alt.Tooltip("start_s:Q", title=tr("from second"), format=".1f"),
             ],
         )
         .properties(height=90)
@@ -88,13 +89,13 @@ def phase_stacks(rows: Rows, order: Sequence[str]) -> alt.LayerChart:
     y = alt.Y("name:N", sort=list(order), title=None).axis(
         ticks=False, domain=False, labelPadding=6, labelOverlap=False
     )
-    x = alt.X("from:Q", title=unit, scale=alt.Scale(domain=(0, longest * factor * 1.14), nice=False))
+    x = alt.X("from:Q", title=tr(unit), scale=alt.Scale(domain=(0, longest * factor * 1.14), nice=False))
     bars = (
-        alt.Chart(_data(data))
-        .mark_bar(stroke=_SEAM, strokeWidth=0.75, height={"band": 0.72})
-        .encode(x=x, x2="to:Q", y=y, color=_phase_colour(), tooltip=_phase_tooltip())
+        alt.Chart(marks(data))
+        .mark_bar(stroke=SEAM, strokeWidth=0.75, height={"band": 0.72})
+        .encode(x=x, x2="to:Q", y=y, color=phase_colour(), tooltip=_phase_tooltip())
     )
-    text = alt.Chart(_data(ends)).mark_text(align="left", dx=5, color=_INK).encode(x="to:Q", y=y, text="text:N")
+    text = alt.Chart(marks(ends)).mark_text(align="left", dx=5, color=INK).encode(x="to:Q", y=y, text="text:N")
     chart: alt.LayerChart = alt.LayerChart(layer=[bars, text]).properties(height=_height(30, len(order)))
     return chart
 
@@ -119,37 +120,44 @@ def worst_requests(rows: Rows, ends: Rows) -> alt.LayerChart:
         for row in ends
     ]
     y = _rows(order)
-    x = alt.X("from:Q", title=f"{unit} after the intended send").scale(domain=(0, longest * factor * 1.35), nice=False)
+    x = alt.X("from:Q", title=tr("{unit} after the intended send", unit=tr(unit))).scale(
+        domain=(0, longest * factor * 1.35), nice=False
+    )
     bars = (
-        alt.Chart(_data(data))
-        .mark_bar(stroke=_SEAM, strokeWidth=0.75, height={"band": 0.74})
-        .encode(x=x, x2="to:Q", y=y, color=_phase_colour(), tooltip=_phase_tooltip())
+        alt.Chart(marks(data))
+        .mark_bar(stroke=SEAM, strokeWidth=0.75, height={"band": 0.74})
+        .encode(x=x, x2="to:Q", y=y, color=phase_colour(), tooltip=_phase_tooltip())
     )
     first = (
-        alt.Chart(_data([tip for tip in tips if tip["first"] is not None]))
-        .mark_tick(color=_INK, thickness=2, bandSize=24)
-        .encode(x="first:Q", y=y, tooltip=[alt.Tooltip("first:Q", title=f"first token, {unit}", format=".1f")])
+        alt.Chart(marks([tip for tip in tips if tip["first"] is not None]))
+        .mark_tick(color=INK, thickness=2, bandSize=24)
+        .encode(
+            x="first:Q",
+            y=y,
+            tooltip=[alt.Tooltip("first:Q", title=tr("first token, {unit}", unit=tr(unit)), format=".1f")],
+        )
     )
     dot = (
-        alt.Chart(_data(tips))
+        alt.Chart(marks(tips))
         .mark_point(filled=True, size=70, opacity=1, xOffset=9, shape="circle")
-        .encode(x="to:Q", y=y, color=alt.Color("label:N", scale=_label_scale(), legend=None), tooltip=["text:N"])
+        .encode(x="to:Q", y=y, color=alt.Color("label:N", scale=label_scale(), legend=None), tooltip=["text:N"])
     )
-    text = alt.Chart(_data(tips)).mark_text(align="left", dx=18, color=_INK).encode(x="to:Q", y=y, text="text:N")
+    text = alt.Chart(marks(tips)).mark_text(align="left", dx=18, color=INK).encode(x="to:Q", y=y, text="text:N")
     layers = alt.LayerChart(layer=[bars, first, dot, text]).resolve_scale(color="independent")
     chart: alt.LayerChart = layers.properties(height=_height(24, len(order)))
     return chart
 
 
-_INK: Final = "#7d828c"  # readable on white and on Streamlit's dark ground (4.0 and 4.7 to 1)
-_SEAM: Final = "#80808080"
+INK: Final = "#7d828c"  # readable on white and on Streamlit's dark ground (4.0 and 4.7 to 1)
+SEAM: Final = "#80808080"
 
 
 def _height(row_px: int, rows: int) -> int:
     return row_px * max(1, rows) + 56  # the axis and its title are inside the height
 
 
-def _data(rows: Rows) -> alt.InlineData:
+def marks(rows: Rows) -> alt.InlineData:
+    """Rows as a chart's data.  ValueError for more than a page can draw."""
     if len(rows) > MAX_MARKS:
         raise ValueError(f"{len(rows)} marks; aggregate to at most {MAX_MARKS} first")
     return alt.InlineData(values=[dict(row) for row in rows])
@@ -160,25 +168,32 @@ def _rows(order: Sequence[str]) -> alt.Y:
     return alt.Y("name:N", sort=list(order), title=None, axis=axis)
 
 
-def _label_scale() -> alt.Scale:
+def label_scale() -> alt.Scale:
+    """The colours of the labels."""
     return alt.Scale(domain=list(LABELS), range=[LABEL_COLOURS[label] for label in LABELS])
 
 
-def _label_colour() -> alt.Color:
-    return alt.Color("label:N", scale=_label_scale(), legend=None)
+def label_colour() -> alt.Color:
+    """Colour by the column ``label``."""
+    return alt.Color("label:N", scale=label_scale(), legend=None)
 
 
-def _phase_colour() -> alt.Color:
-    scale = alt.Scale(domain=list(PHASE_COLOURS), range=list(PHASE_COLOURS.values()))
-    return alt.Color("phase:N", scale=scale, legend=None)
+def phase_scale() -> alt.Scale:
+    """The colours of the phases."""
+    return alt.Scale(domain=list(PHASE_COLOURS), range=list(PHASE_COLOURS.values()))
+
+
+def phase_colour() -> alt.Color:
+    """Colour by the column ``phase``."""
+    return alt.Color("phase:N", scale=phase_scale(), legend=None)
 
 
 def _phase_tooltip() -> list[alt.Tooltip]:
     return [
         alt.Tooltip("name:N", title=" "),
-        alt.Tooltip("word:N", title="phase"),
-        alt.Tooltip("duration:N", title="takes"),
-        alt.Tooltip("share:Q", title="share", format=".1%"),
+        alt.Tooltip("word:N", title=tr("phase")),
+        alt.Tooltip("duration:N", title=tr("takes")),
+        alt.Tooltip("share:Q", title=tr("share"), format=".1%"),
     ]
 
 
@@ -195,7 +210,7 @@ def stack_rows(name: str, phases: Mapping[str, float]) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "phase": phase,
-                "word": PHASE_WORDS[phase],
+                "word": tr(PHASE_WORDS[phase]),
                 "start_s": at,
                 "end_s": at + seconds,
                 "seconds": seconds,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from telemetry import names
+from telemetry import hard_checks, names
 from telemetry.phases import CLIENT_PARTS, OTHER
 
 LABEL_COLOURS: Final = {
@@ -88,6 +88,12 @@ _REASON_WORDS: Final = {
     names.TIMEOUT_TOTAL: "timeout, whole answer",
     names.KV_OOM: "no KV memory",
     names.CUT_BY_END: "cut by the end of the run",
+    hard_checks.PROMPT_TOKENS: "another prompt was read",
+    hard_checks.FINISH_REASON: "unknown finish reason",
+    hard_checks.EMPTY: "empty answer",
+    hard_checks.REPLACEMENT_CHAR: "broken characters",
+    hard_checks.SPECIAL_TOKEN: "leaked special token",
+    hard_checks.LOOP: "loop",
     "ttft": "first token",
     "e2e": "whole answer",
     "gap": "gap between tokens",

@@ -60,17 +60,17 @@ def outcomes_over_time(requests: pa.Table, verdicts: pa.Table, bin_s: float) -> 
     )
 
 
+#: Requests per bin of intended send: start_s, end_s, requests, per_s.  Empty bins are left out.
+LOAD_OVER_TIME: Final = """
+    SELECT floor(intended_s / $bin_s) * $bin_s AS start_s, start_s + $bin_s AS end_s,
+        count(*) AS requests, count(*) / $bin_s AS per_s
+    FROM requests GROUP BY start_s ORDER BY start_s
+"""
+
+
 def load_over_time(requests: pa.Table, bin_s: float) -> Rows:
-    """Requests per bin of intended send: start_s, end_s, requests, per_s.  Empty bins are left out."""
-    return _ask(
-        """
-        SELECT floor(intended_s / $bin_s) * $bin_s AS start_s, start_s + $bin_s AS end_s,
-            count(*) AS requests, count(*) / $bin_s AS per_s
-        FROM requests GROUP BY start_s ORDER BY start_s
-        """,
-        {"bin_s": bin_s},
-        requests=requests,
-    )
+    """LOAD_OVER_TIME of a table."""
+    return _ask(LOAD_OVER_TIME, {"bin_s": bin_s}, requests=requests)
 
 
 def worst(requests: pa.Table, verdicts: pa.Table, *, by: str, label: str | None, limit: int) -> Rows:

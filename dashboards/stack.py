@@ -69,7 +69,7 @@ def page_argv(port: int) -> list[str]:
         "global.developmentMode": "false",
     }
     flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-m", "streamlit", "run", str(_PROJECT / "dashboards" / "app.py"), *flags]
+    return [sys.executable, "-m", "streamlit", "run", str(_PROJECT / "dashboards" / "entry" / "app.py"), *flags]
 
 
 def start_page(children: Children, *, port: int) -> Part:

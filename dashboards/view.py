@@ -90,11 +90,14 @@ def is_running(path: Path) -> bool:
     return bundle.status == RUNNING and bundle.writer_alive()
 
 
-def load(path: Path, policy: slo.Slo | None = None) -> View:
-    """Everything but the list of the slowest, under the run's own SLO or another.  UserError: it cannot be read."""
+def load(path: Path, policy: slo.Slo | None = None, *, known: Summary | None = None) -> View:
+    """Everything but the list of the slowest, under the run's own SLO or another.
+
+    known: the summary under that SLO, where it is at hand.  UserError when the bundle cannot be read.
+    """
     bundle = Bundle.open(path)
     policy = policy or slo_of(bundle)
-    summary = summarize(bundle, policy)
+    summary = summarize(bundle, policy) if known is None else known
     verdicts = bundle.verdicts(policy)
     requests = bundle.table("requests", list(dict.fromkeys((*phases.COLUMNS, "canary_kind"))))
     answered = phases.answered_rows(requests, verdicts)
@@ -136,7 +139,7 @@ def _slow(row: Mapping[str, Any], account: Mapping[str, float] | None) -> Slow:
     if account is not None:
         parts = {name: account[f"{name}_s"] for name in phases.E2E_PARTS}
     else:
-        parts = _client_view(row)
+        parts = client_view(row)
     reported, counted = row["completion_tokens_reported"], row["completion_tokens_counted"]
     return Slow(
         index=row["index"],
@@ -152,7 +155,7 @@ def _slow(row: Mapping[str, Any], account: Mapping[str, float] | None) -> Slow:
     )
 
 
-def _client_view(row: Mapping[str, Any]) -> dict[str, float]:
+def client_view(row: Mapping[str, Any]) -> dict[str, float]:
     """What the client alone can say of a request: wait, first token, stream; or that nothing came."""
     intended, sent, first, end = row["intended_s"], row["sent_s"], row["first_token_s"], row["end_s"]
     if sent is None:  # never sent: no connection, or no time left

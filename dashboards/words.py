@@ -5,11 +5,12 @@ Numbers are formatted by ``telemetry.summary``, so that page and terminal write 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from dashboards.markup import Tile
-from dashboards.palette import LABEL_COLOURS, PHASE_WORDS, reason_words
+from dashboards.language import tr
+from dashboards.markup import Tile, legend
+from dashboards.palette import LABEL_COLOURS, PHASE_COLOURS, PHASE_MEANING, PHASE_WORDS, reason_words
 from dashboards.view import Slow, View
 from telemetry import names, phases
 from telemetry.stats import Percentile, needed_to_certify
@@ -35,14 +36,31 @@ def validity(view: View) -> str:
     """Whether the run itself can be trusted, with the reasons, or with the lag that proves it."""
     run = view.summary.validity
     if view.running:
-        return f"Still running: {view.rows_so_far} of {run.figures['scheduled']} requests so far; nothing is final."
+        return tr(
+            "Still running: {n} of {all} requests so far; nothing is final.",
+            n=view.rows_so_far,
+            all=run.figures["scheduled"],
+        )
+    return soundness(view.summary)
+
+
+def soundness(summary: Summary) -> str:
+    """Whether the generator did its part, with the lag that proves it or the reasons why not."""
+    run = summary.validity
     if run.verdict == names.VALID:
         lag, bound = run.figures.get("lag_p99_s"), run.figures.get("lag_bound_s")
-        proof = (
-            "" if lag is None or bound is None else f": lag p99 {format_seconds(lag)}, {format_seconds(bound)} allowed"
+        if lag is None or bound is None:
+            return tr("The run is VALID: the generator sent on time.")
+        return tr(
+            "The run is VALID: the generator sent on time: lag p99 {lag}, {bound} allowed.",
+            lag=format_seconds(lag),
+            bound=format_seconds(bound),
         )
-        return f"The run is VALID: the generator sent on time{proof}."
-    return f"The run is {run.verdict} and gives no verdict on the server: {'; '.join(run.reasons)}."
+    return tr(
+        "The run is {verdict} and gives no verdict on the server: {reasons}.",
+        verdict=run.verdict,
+        reasons="; ".join(run.reasons),
+    )
 
 
 def is_final(view: View) -> bool:
@@ -51,10 +69,15 @@ def is_final(view: View) -> bool:
 
 
 def colour(view: View) -> str:
-    """Of the verdict: blue held, vermilion broken, grey when the run allows no verdict."""
-    if not is_final(view):
+    """Of the verdict on a run that may still be going: then grey."""
+    return LABEL_COLOURS[names.INVALID] if view.running else verdict_colour(view.summary)
+
+
+def verdict_colour(summary: Summary) -> str:
+    """Blue held, vermilion broken, grey when the run allows no verdict."""
+    if summary.validity.verdict != names.VALID:
         return LABEL_COLOURS[names.INVALID]
-    return LABEL_COLOURS[names.GOOD if view.summary.held else names.DROPPED]
+    return LABEL_COLOURS[names.GOOD if summary.held else names.DROPPED]
 
 
 def tiles(summary: Summary) -> Iterator[Tile]:
@@ -62,10 +85,28 @@ def tiles(summary: Summary) -> Iterator[Tile]:
     for label in names.LABELS:
         count = summary.labels[label]
         share = count / summary.attempted if summary.attempted else None
-        why = " · ".join(f"{reason_words(reason)} {n}" for reason, n in summary.reasons[label].items())
+        why = " · ".join(f"{tr(reason_words(reason))} {n:,}" for reason, n in summary.reasons[label].items())
         if label == names.GOOD and count:
-            why = f"{summary.verified} verified" if summary.verified else "unverified: no answer was checked in depth"
-        yield Tile(label, count, share, LABEL_COLOURS[label], why)
+            verified = tr("{n} verified", n=summary.verified)
+            why = verified if summary.verified else tr("unverified: no answer was checked in depth")
+        yield Tile(label, tr(label), count, share, LABEL_COLOURS[label], why)
+
+
+def counted_tiles(counts: Mapping[str, int]) -> Iterator[Tile]:
+    """One tile per label with its count alone, of all requests attempted."""
+    attempted = sum(counts.values())
+    for label, count in counts.items():
+        if count or label != names.INVALID:
+            yield Tile(label, tr(label), count, count / attempted if attempted else None, LABEL_COLOURS[label], "")
+
+
+def when(run_id: str) -> str:
+    """``20260102-030405-ab12`` as ``2026-01-02 03:04:05 · ab12``."""
+    day, _, rest = run_id.partition("-")
+    clock, _, tag = rest.partition("-")
+    if len(day) == 8 and len(clock) == 6 and (day + clock).isdigit():
+        return f"{day[:4]}-{day[4:6]}-{day[6:]} {clock[:2]}:{clock[2:4]}:{clock[4:]} · {tag}"
+    return run_id
 
 
 def asks(summary: Summary) -> Iterator[tuple[bool, str, str]]:
@@ -76,7 +117,7 @@ def asks(summary: Summary) -> Iterator[tuple[bool, str, str]]:
 
 
 def outcome(label: str, reason: str | None) -> str:
-    return f"{label} · {reason_words(reason)}" if reason else label
+    return f"{tr(label)} · {tr(reason_words(reason))}" if reason else tr(label)
 
 
 def uncertified(summary: Summary) -> str | None:
@@ -86,7 +127,7 @@ def uncertified(summary: Summary) -> str | None:
     if not weak:
         return None
     which, needed = ", ".join(f"p{p:g}" for p in weak), ", ".join(str(needed_to_certify(p)) for p in weak)
-    return f"* cannot certify {which}: n = {needed} needed."
+    return tr("* cannot certify {which}: n = {needed} needed.", which=which, needed=needed)
 
 
 def percentile_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -98,7 +139,7 @@ def percentile_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
             yield (
                 f"{name} p{value.p:g}",
                 _percentile(value) + ("" if value.certified or not value.n else " *"),
-                _band(value),
+                band(value),
                 f"{value.n:,}",
                 _percentile(alone),
                 _UNKNOWN if sent is None else _percentile(sent),
@@ -112,28 +153,38 @@ def slow_row(slow: Slow) -> tuple[str, ...]:
         format_seconds(slow.total_s),
         _UNKNOWN if slow.first_token_s is None else format_seconds(slow.first_token_s),
         _largest(slow.parts),
-        _UNKNOWN if slow.input_tokens is None else f"{slow.input_tokens:,} tokens",
-        _UNKNOWN if slow.output_tokens is None else f"{slow.output_tokens:,} tokens",
+        _UNKNOWN if slow.input_tokens is None else f"{slow.input_tokens:,} {tr('tokens')}",
+        _UNKNOWN if slow.output_tokens is None else f"{slow.output_tokens:,} {tr('tokens')}",
         slow.replica or _UNKNOWN,
         slow.detail or "",
     )
 
 
+def phase_legend(stacks: Sequence[Mapping[str, float]]) -> str:
+    """The phases that show, at least a hundredth of some stack, with their meaning on hover."""
+    shown = [
+        phase for phase in PHASE_COLOURS if any(parts.get(phase, 0.0) > 0.01 * sum(parts.values()) for parts in stacks)
+    ]
+    colours = {tr(PHASE_WORDS[phase]): PHASE_COLOURS[phase] for phase in shown}
+    return legend(colours, {tr(PHASE_WORDS[phase]): tr(PHASE_MEANING[phase]) for phase in shown})
+
+
 def _percentile(value: Percentile) -> str:
     if value.unbounded:
-        return "unbounded"
+        return tr("unbounded")
     return _UNKNOWN if value.value is None else format_seconds(value.value)
 
 
-def _band(value: Percentile) -> str:
+def band(value: Percentile) -> str:
+    """The 95 % band as text."""
     if value.n == 0:
         return _UNKNOWN
     low = _UNKNOWN if value.low is None else format_seconds(value.low)
-    return f"{low} to {'unbounded' if value.high is None else format_seconds(value.high)}"
+    return f"{low} – {tr('unbounded') if value.high is None else format_seconds(value.high)}"
 
 
 def _largest(parts: Mapping[str, float]) -> str:
     if not parts:
         return _UNKNOWN
     name = max(parts, key=lambda phase: parts[phase])
-    return f"{PHASE_WORDS[name]} {format_seconds(parts[name])}"
+    return f"{tr(PHASE_WORDS[name])} {format_seconds(parts[name])}"

@@ -148,7 +148,7 @@ def test_a_chart_refuses_more_marks_than_a_page_can_draw() -> None:
 
 
 def test_what_a_bundle_says_is_escaped() -> None:
-    tile = markup.Tile("late", 3, 0.5, "#123456", "<script>alert(1)</script>")
+    tile = markup.Tile("late", "<late>", 3, 0.5, "#123456", "<script>alert(1)</script>")
     shown = markup.tiles([tile]) + markup.verdict("<b>", '"', "red") + markup.legend({"<i>": "red"})
     assert "<script>" not in shown
     assert "<b>" not in shown

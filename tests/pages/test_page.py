@@ -1,8 +1,7 @@
-"""The page without a browser: what it says of an empty installation, a chosen run, one that is going or was cut."""
+"""The run page without a browser: an empty installation, a chosen run, one that is going or was cut."""
 
 from __future__ import annotations
 
-import html
 import json
 import os
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from telemetry import names, slo
 from telemetry.bundle import MANIFEST, Bundle
 from telemetry.summary import summarize
 from tests.bundles import TARGET, answered_row, dropped_row, make_bundle
+from tests.pages.opening import open_page, text_of
 
-APP = str(Path(view.__file__).with_name("app.py"))
 Open = Callable[..., AppTest]
 
 
@@ -25,25 +24,7 @@ Open = Callable[..., AppTest]
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
     monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))
 
-    def run(**query: str) -> AppTest:
-        page = AppTest.from_file(APP, default_timeout=60)
-        for name, value in query.items():
-            page.query_params[name] = value
-        page.run()
-        assert not page.exception, page.exception
-        return page
-
-    return run
-
-
-def text_of(page: AppTest) -> str:
-    """All that the page says, HTML pieces included."""
-    parts = []
-    for kind in ("html", "markdown", "caption", "info", "warning", "error", "code", "title"):
-        for element in page.get(kind):
-            proto = element.proto
-            parts.append(getattr(proto, "body", None) or getattr(element, "value", ""))
-    return html.unescape("\n".join(parts))
+    return lambda **query: open_page("run", **query)
 
 
 def made(root: Path, rows: list[dict[str, object]], *, status: str, scheduled: int) -> Bundle:

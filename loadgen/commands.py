@@ -130,7 +130,9 @@ def run_command(
         int,
         typer.Option(min=0, max=256, help="Workers on other machines, beside --workers: tailspan worker --master …"),
     ] = 0,
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master listens for them.")] = "127.0.0.1:5557",
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the master listens for them.")
+    ] = "127.0.0.1:5557",
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where the master serves /metrics. [default: a free port]")
     ] = 0,

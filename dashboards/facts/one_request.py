@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dashboards.language import tr
 from dashboards.source import Rows, Source
+from dashboards.words import outcome
 from telemetry import names, slo
 from telemetry.summary import format_seconds
 
@@ -70,6 +72,29 @@ def steps_of(run: Source, row: Mapping[str, Any]) -> Rows:
     )
 
 
+def device_of(run: Source, row: Mapping[str, Any]) -> dict[str, Any]:
+    """All steps from its first to its last in figures: steps, first, last, took_s, running (most), prefill_tokens.
+
+    floor_s and known_s: the floor and the time of the steps that have one; wall: that of most of that time.
+    """
+    return run.ask(
+        """
+        WITH own AS (
+            SELECT step, (end_ns - start_ns) / 1e9 AS took_s, running, prefill_tokens, floor_ns / 1e9 AS floor_s, wall
+            FROM steps WHERE replica = $replica AND step BETWEEN $first AND $last
+        )
+        SELECT count(*) AS steps, min(step) AS first, max(step) AS last, sum(took_s) AS took_s,
+            max(running) AS running, sum(prefill_tokens)::BIGINT AS prefill_tokens, sum(floor_s) AS floor_s,
+            sum(took_s) FILTER (floor_s IS NOT NULL) AS known_s,
+            (SELECT wall FROM own WHERE wall IS NOT NULL GROUP BY wall ORDER BY sum(took_s) DESC, wall LIMIT 1) AS wall
+        FROM own
+        """,
+        replica=row["replica"],
+        first=row["step_first"],
+        last=row["step_last"],
+    )[0]
+
+
 def spans_of(run: Source, row: Mapping[str, Any]) -> Rows:
     """Its spans: service, name, from_s after the first of that service, seconds, attributes; in that order."""
     if row["trace_id"] is None:
@@ -87,21 +112,21 @@ def spans_of(run: Source, row: Mapping[str, Any]) -> Rows:
     return found
 
 
-def layers(row: Mapping[str, Any], steps: Rows, policy: slo.Slo) -> list[Seen]:
-    """What each layer saw, in the order of LAYERS; only what is there."""
-    found = [*_application(row, policy), *_engine(row), *_model(row), *_device(steps)]
+def layers(row: Mapping[str, Any], device: Mapping[str, Any], policy: slo.Slo) -> list[Seen]:
+    """What each layer saw (device: ``device_of``), in the order of LAYERS; only what is there."""
+    found = [*_application(row, policy), *_engine(row), *_model(row), *_device(device)]
     return [seen for seen in found if seen.value]
 
 
 def _application(row: Mapping[str, Any], policy: slo.Slo) -> list[Seen]:
     intended = row["intended_s"]
     deadlines = policy.deadlines(row["class"], row["input_tokens"] or 0, row["expected_output_tokens"])
-    verdict = row["label"] + (f" ({row['reason']})" if row["reason"] else "")
+    verdict = outcome(row["label"], row["reason"])
     sent = None if row["sent_s"] is None else row["sent_s"] - intended
     first, whole = row["ttft_s"], row["e2e_s"]
     return [
         Seen(APPLICATION, "verdict", verdict, "verdicts"),
-        Seen(APPLICATION, "meant to be sent", f"{intended:.3f} s into the run", "intended_s"),
+        Seen(APPLICATION, "meant to be sent", tr("{t} s into the run", t=f"{intended:.3f}"), "intended_s"),
         Seen(APPLICATION, "sent after", _time(sent), "sent_s - intended_s"),
         Seen(APPLICATION, "first token after", _against(first, deadlines.ttft), "first_token_s - intended_s"),
         Seen(APPLICATION, "longest silence", _against(row["max_gap_s"], deadlines.gap), "max_gap_s"),
@@ -126,7 +151,7 @@ def _engine(row: Mapping[str, Any]) -> list[Seen]:
         Seen(
             ENGINE,
             "read the prompt in",
-            _time(row[f"phase_{names.PREFILL}_s"]) + (f", {chunks} chunks" if chunks else ""),
+            _time(row[f"phase_{names.PREFILL}_s"]) + (tr(", {n} chunks", n=chunks) if chunks else ""),
             f"phase_{names.PREFILL}_s, prefill_chunks",
         ),
         Seen(ENGINE, "wrote the answer in", _time(row[f"phase_{names.DECODE}_s"]), f"phase_{names.DECODE}_s"),
@@ -140,7 +165,7 @@ def _model(row: Mapping[str, Any]) -> list[Seen]:
     expected, reported = row["prompt_tokens_expected"], row["prompt_tokens_reported"]
     prompt = _text(reported if reported is not None else row["input_tokens"])
     if reported is not None and expected is not None and reported != expected:
-        prompt += f", {expected} expected"
+        prompt += tr(", {n} expected", n=expected)
     answer = row["completion_tokens_reported"]
     counted = row["completion_tokens_counted"]
     return [
@@ -154,30 +179,25 @@ def _model(row: Mapping[str, Any]) -> list[Seen]:
     ]
 
 
-def _device(steps: Rows) -> list[Seen]:
-    if not steps:
+def _device(device: Mapping[str, Any]) -> list[Seen]:
+    if not device["steps"]:
         return []
-    took = sum(step["took_s"] for step in steps)
-    known = [step for step in steps if step["floor_s"] is not None]
-    floor, measured = sum(step["floor_s"] for step in known), sum(step["took_s"] for step in known)
-    walls: dict[str, float] = {}
-    for step in known:
-        walls[step["wall"]] = walls.get(step["wall"], 0.0) + step["took_s"]
-    share = f"{100 * floor / measured:.0f} % of the time" if measured else ""
+    floor, measured = device["floor_s"], device["known_s"]
+    share = tr("{n} % of the time", n=f"{100 * floor / measured:.0f}") if measured else ""
     return [
-        Seen(DEVICE, "steps", f"{len(steps)}: {steps[0]['step']} to {steps[-1]['step']}", "steps"),
-        Seen(DEVICE, "time in them", _time(took), "end_ns - start_ns"),
-        Seen(DEVICE, "largest batch", _text(max(step["running"] or 0 for step in steps)), "running"),
-        Seen(DEVICE, "prefill beside it", f"{sum(s['prefill_tokens'] or 0 for s in steps):,} tokens", "prefill_tokens"),
+        Seen(DEVICE, "steps", f"{device['steps']:,}: {device['first']} – {device['last']}", "steps"),
+        Seen(DEVICE, "time in them", _time(device["took_s"]), "end_ns - start_ns"),
+        Seen(DEVICE, "largest batch", _text(device["running"]), "running"),
+        Seen(DEVICE, "prefill beside it", f"{device['prefill_tokens'] or 0:,} {tr('tokens')}", "prefill_tokens"),
         Seen(DEVICE, "floor", share, "floor_ns"),
-        Seen(DEVICE, "mostly bound by", max(walls, key=lambda w: walls[w]) if walls else "", "wall"),
+        Seen(DEVICE, "mostly bound by", tr(device["wall"]) if device["wall"] else "", "wall"),
     ]
 
 
 def _against(value: float | None, deadline: float | None) -> str:
     if value is None or deadline is None:
         return _time(value)
-    return f"{format_seconds(value)}, {format_seconds(deadline)} allowed"
+    return tr("{t}, {bound} allowed", t=format_seconds(value), bound=format_seconds(deadline))
 
 
 def _time(value: float | None) -> str:

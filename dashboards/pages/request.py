@@ -41,7 +41,7 @@ def draw(run: Source) -> None:
         st.html(words.phase_legend([parts]))
         bar = charts.phase_stacks(charts.stack_rows(f"#{index}", parts), [f"#{index}"])
         st.altair_chart(bar.properties(height=104), width="stretch")  # one bar alone would be a thread
-    _layers(run, row, steps)
+    _layers(run, row)
     left, right = st.columns(2, gap="medium")
     with left:
         st.markdown(f"**{tr('The answer as it came')}**")
@@ -80,8 +80,8 @@ def _says(row: dict[str, object]) -> str:
     return " · ".join(said)
 
 
-def _layers(run: Source, row: dict[str, object], steps: list[dict[str, object]]) -> None:
-    seen = one_request.layers(row, steps, run.policy)
+def _layers(run: Source, row: dict[str, object]) -> None:
+    seen = one_request.layers(row, kept.ask(one_request.device_of, run, row), run.policy)
     accounts = [
         (layer, [(tr(s.what), s.value, s.evidence) for s in seen if s.layer == layer]) for layer in one_request.LAYERS
     ]

@@ -238,7 +238,10 @@ def test_steps_of_one_request_are_those_of_its_numbers(run: Source) -> None:
     assert row is not None
     steps = one_request.steps_of(run, row)
     assert [step["step"] for step in steps] == list(range(row["step_first"], row["step_last"] + 1))
-    seen = one_request.layers(row, steps, run.policy)
+    device = one_request.device_of(run, row)
+    assert device["took_s"] == pytest.approx(sum(step["took_s"] for step in steps))
+    assert device["prefill_tokens"] == sum(step["prefill_tokens"] for step in steps)
+    seen = one_request.layers(row, device, run.policy)
     assert list(dict.fromkeys(s.layer for s in seen)) == list(one_request.LAYERS)
     assert one_request.find(run, N + 5) is None
 
@@ -247,10 +250,19 @@ def test_a_request_that_was_refused_was_seen_by_the_application_alone(tmp_path: 
     run = open_source(made(tmp_path, [dropped_row(0)]))
     row = one_request.find(run, 0)
     assert row is not None
-    layers = {seen.layer for seen in one_request.layers(row, [], run.policy)}
+    layers = {seen.layer for seen in one_request.layers(row, one_request.device_of(run, row), run.policy)}
     assert one_request.ENGINE not in layers
     assert one_request.DEVICE not in layers
     assert timeline.parts_of(row)
+
+
+def test_a_long_request_is_drawn_from_some_steps_and_told_from_all(run: Source) -> None:
+    row = one_request.find(run, 5)
+    assert row is not None
+    row |= {"step_first": 0, "step_last": 10_000}  # as a request of the whole run would
+    total = run.ask("SELECT count(*) AS n FROM steps WHERE replica = $r", r=row["replica"])[0]["n"]
+    assert 600 < one_request.device_of(run, row)["steps"] == total
+    assert 0 < len(one_request.steps_of(run, row)) <= 600
 
 
 def test_spans_of_a_request_are_its_own(small: Source) -> None:

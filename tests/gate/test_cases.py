@@ -15,8 +15,8 @@ from telemetry import names, slo
 from telemetry.bundle import Bundle, newest
 from telemetry.summary import summarize
 from tests.bundles import answered_row
+from tests.loadgen.place import ROOT, script
 from tests.loadgen.stub import StubThread
-from tests.loadgen.test_run import ROOT, script
 from tests.telemetry.test_summary import bundle_of, text_of
 
 

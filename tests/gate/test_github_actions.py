@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from models.tiny import write_tiny
+from tests.loadgen.place import script
 from tests.loadgen.stub import Request, Step, StubThread, plain
-from tests.loadgen.test_run import script
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "ci" / "github-actions.yml"

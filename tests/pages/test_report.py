@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,35 +16,21 @@ from telemetry.parts import VERSION_KEY
 from telemetry.schema import REQUESTS, SCHEMA_VERSION
 from telemetry.summary import summarize
 from tests.bundles import answered_row, dropped_row, make_bundle
-from tests.pages.test_browser import ARGUMENTS, CHROMIUM
 from tests.telemetry.test_summary import bundle_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        assert not os.environ.get("CI"), "chromium is missing: apt-get install chromium"
-        pytest.skip("chromium is missing: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        yield started
-        started.close()
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_case_20_the_report_opens_with_the_network_off(chromium: Browser, tmp_path: Path, scheme: str) -> None:
+def test_case_20_the_report_opens_with_the_network_off(browser: Browser, tmp_path: Path, scheme: str) -> None:
     bundle = make_bundle(tmp_path / "runs", overload=True)
     file = tmp_path / "report.html"
     assert tailspan.main(["report", bundle.run_id, "--root", str(tmp_path / "runs"), "-o", str(file)]) == 0
     complaints: list[str] = []
     asked: list[str] = []
-    context = chromium.new_context(
+    context = browser.new_context(
         viewport={"width": 1200, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
     )
     context.set_offline(True)

@@ -49,7 +49,7 @@ class Live:
         for path in sorted((self._bundle.path / "requests").glob("*.arrow")):
             part = self._parts.setdefault(path, _Part(path))
             for rows in part.new_rows():
-                table = rows.select([*outcomes.COLUMNS, "replica"]).sort_by("index")
+                table = rows.select([*outcomes.columns(self._slo), "replica"]).sort_by("index")
                 verdicts = outcomes.judge(table, self._slo, self._scheduled, "running")
                 self.counts.update(counted(table, verdicts))
 

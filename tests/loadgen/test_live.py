@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.live import METRICS_FILE, Live, counted
@@ -75,10 +76,11 @@ def test_metrics_of_the_master_equal_the_bundle_at_the_end(place: Place, model: 
         assert abs(clock["offset_ns"]) <= clock["round_trip_ns"] < 5e9
 
 
-def test_rows_are_judged_as_they_come_and_each_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", slo.presets())
+def test_rows_are_judged_as_they_come_and_each_once(tmp_path: Path, preset: str) -> None:
     source = make_bundle(tmp_path / "made", n=120)
     rows = source.table("requests").to_pylist()
-    rule = slo.load("demo")
+    rule = slo.load(preset)
     bundle = type(source).create(tmp_path / "live", {}, scheduled=len(rows))
     live = Live(bundle, rule, len(rows))
     writers = [bundle.writer("requests", f"worker-{n}") for n in range(2)]

@@ -33,10 +33,10 @@ def test_case_1_with_a_limit_in_flight_the_headline_is_from_the_schedule(tmp_pat
     )
     from_send = [row["end_s"] - row["sent_s"] for row in rows]
     from_schedule = [row["end_s"] - row["intended_s"] for row in rows]
-    assert all(0.49 <= seconds < 1.0 for seconds in from_send)
-    # Request n ends 0.5 x (n + 1) s after the start and was due at 0.1 x n: 1.9 s on average, 3.3 s for the last.
-    assert np.mean(from_schedule) == pytest.approx(1.93, abs=0.6)
-    assert max(from_schedule) == pytest.approx(3.3, abs=1.0)
+    assert min(from_send) >= 0.49
+    # Request n ends 0.5 x (n + 1) s after the start and was due at 0.1 x n: 0.5 s for the first, 3.3 s for the last.
+    for n, seconds in enumerate(from_schedule):
+        assert seconds >= 0.49 * (n + 1) - 0.1 * n
     summary = summary_of(tmp_path / "runs", [{**row, "lag_s": 0.0} for row in rows], policy())
     e2e = next(one for one in summary.latencies if one.measure == "e2e")
     headline, beside = e2e.scheduled[-1].value, e2e.from_send[-1].value

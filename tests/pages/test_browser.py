@@ -57,7 +57,9 @@ def test_every_page_draws_without_complaint(browser: Browser, served: Served, na
     opened = Opened(browser, address(served[0], name, lang="en"), WIDE)
     page = opened.page
     opened.check()
-    assert len(page.query_selector_all(CHARTS)) >= DRAWN.get(name, 0)
+    page.wait_for_function(  # Vega draws when it has the processor
+        "([charts, n]) => document.querySelectorAll(charts).length >= n", arg=[CHARTS, DRAWN.get(name, 0)]
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= WIDE[0]
     keep(page, f"{name}-wide")
     opened.context.close()

@@ -27,11 +27,12 @@ def checked() -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=950,
     )
     return f"{done.stdout}{done.stderr if done.returncode else ''}\nexit {done.returncode}"
 
 
+@pytest.mark.timeout(1000)  # 15 s where the machine is free
 def test_the_table_is_what_the_kernels_compile_to(checked: str) -> None:
     assert checked.endswith("exit 0"), checked + "\nlook at the differences, then run: make kernels-table"
 

@@ -27,9 +27,8 @@ def choose_base(run: Source) -> Source | None:
     def change() -> None:
         st.query_params[frame.BASE] = st.session_state["compared with"]
 
-    st.selectbox(
-        tr("Compared with (A)"), others, index=at, key="compared with", format_func=words.when, on_change=change
-    )
+    st.session_state["compared with"] = others[at]  # the address leads, so that a link to another base is followed
+    st.selectbox(tr("Compared with (A)"), others, key="compared with", format_func=words.when, on_change=change)
     if found is None:  # no earlier run of the same trace: then the one that the list shows
         st.caption(tr("No earlier run of the same trace: A is another load, so the difference is not the server's."))
         return kept.source(list_choices(runs_root())[others[at]])

@@ -302,6 +302,22 @@ def test_no_page_breaks_on_a_run_without_anything(tmp_path: Path, monkeypatch: p
     open_page(name)
 
 
+@pytest.mark.parametrize("name", ["requests", "request", "compare", "share", "engine", "live"])
+def test_what_a_bundle_says_cannot_make_a_page_ask_a_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))
+    evil = "![x](http://evil.test/x.png)"
+    made(tmp_path, [answered_row(k, 1.0 + k, replica=evil) for k in range(3)])
+    bundle = write_bundle(tmp_path, 60, seed=1)
+    bundle.update(trace={"name": evil}, plan={"keep_text": evil}, status="running" if name == "live" else "complete")
+    page = open_page(name)
+    said = [getattr(element, "value", "") for kind in ("markdown", "caption", "info", "warning", "error")
+            for element in page.get(kind)]  # fmt: skip
+    assert said
+    assert not any("![x](" in str(text) for text in said)
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_no_page_breaks_on_a_broken_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))

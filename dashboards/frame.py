@@ -41,9 +41,9 @@ def show(draw: Callable[[Source], None]) -> None:
 def refuse(error: UserError, path: Path) -> None:
     """Say why a run cannot be read, and what to do."""
     where = error.where or path
-    st.error(tr("This run cannot be read.") + f" {where}: {error.message}")
+    st.error(tr("This run cannot be read.") + f" {markup.plain(where)}: {markup.plain(error.message)}")
     if error.remedy:
-        st.markdown(f"{tr('Remedy')}: {error.remedy}")
+        st.markdown(f"{tr('Remedy')}: {markup.plain(error.remedy)}")
 
 
 def _head(run: Source) -> None:

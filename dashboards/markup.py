@@ -6,12 +6,15 @@ take the theme's own text colour and lay translucent grey behind it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from telemetry.summary import format_share
+
+_MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]()#+!|<>~$:])")
 
 STYLE: Final = """
 <style>
@@ -78,6 +81,11 @@ class Tile:
     share: float | None
     colour: str
     why: str
+
+
+def plain(text: object) -> str:
+    """A stranger's text for a piece of Markdown: shown as it is, never a link, never an image that asks its server."""
+    return _MARKDOWN.sub(r"\\\1", str(text))
 
 
 def verdict(sentence: str, also: str, colour: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboards import frame, kept, words
+from dashboards import frame, kept, markup, words
 from dashboards.language import tr
 from dashboards.source import Source
 from dashboards.view import list_choices
@@ -27,9 +27,8 @@ def choose_base(run: Source) -> Source | None:
     def change() -> None:
         st.query_params[frame.BASE] = st.session_state["compared with"]
 
-    st.selectbox(
-        tr("Compared with (A)"), others, index=at, key="compared with", format_func=words.when, on_change=change
-    )
+    st.session_state["compared with"] = others[at]  # the address leads, so that a link to another base is followed
+    st.selectbox(tr("Compared with (A)"), others, key="compared with", format_func=words.when, on_change=change)
     if found is None:  # no earlier run of the same trace: then the one that the list shows
         st.caption(tr("No earlier run of the same trace: A is another load, so the difference is not the server's."))
         return kept.source(list_choices(runs_root())[others[at]])
@@ -41,7 +40,7 @@ def tell_limits(a: Source, b: Source) -> None:
     trace = [(side.bundle.manifest.get("trace") or {}).get("name") for side in (a, b)]
     if trace[0] != trace[1]:
         st.warning(tr("A replayed {a} and B replayed {b}: other loads, so no phase is the server's fault by itself.",
-                      a=trace[0], b=trace[1]))  # fmt: skip
+                      a=markup.plain(trace[0]), b=markup.plain(trace[1])))  # fmt: skip
     st.caption(
         tr(
             "Two runs are one pair: queueing alone moves a p99 from run to run. Repeat both sides in turns (A B A B), "

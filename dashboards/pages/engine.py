@@ -55,7 +55,7 @@ def _floor(run: Source) -> None:
     try:
         found = kept.ask(_floor_of, run)
     except UserError as error:
-        frame.missing(tr("No floor is known for this run."), error.message + ". " + (error.remedy or ""))
+        frame.missing(tr("No floor is known for this run."), markup.plain(f"{error.message}. {error.remedy or ''}"))
         return
     header = tuple(
         map(tr, ("steps", "number", "time in them", "floor", "of the floor reached", "bound by", "bandwidth"))
@@ -65,7 +65,7 @@ def _floor(run: Source) -> None:
     st.html(markup.table(header, rows))
     for premise in found.premises:
         mark = "✗" if premise.holds is False else "✓" if premise.holds else "?"
-        st.caption(f"{mark} {premise.statement}: {premise.found}")
+        st.caption(f"{mark} {premise.statement}: {markup.plain(premise.found)}")
     if found.faster:
         st.warning(tr("{n} steps were faster than their floor: the device's figures are wrong.", n=f"{found.faster:,}"))
 

@@ -56,7 +56,7 @@ def _now(path: Path) -> None:
     run = kept.source(path)
     summary = view.summary
     scheduled = int(summary.validity.figures["scheduled"] or 0)
-    st.markdown(f"**{words.when(run.bundle.run_id)}**")
+    st.markdown(f"**{markup.plain(words.when(run.bundle.run_id))}**")
     st.progress(min(1.0, view.rows_so_far / scheduled) if scheduled else 0.0, text=words.validity(view))
     found = kept.ask(under_way.progress, run)
     st.html(markup.tiles(words.tiles(summary)))

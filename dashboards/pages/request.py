@@ -114,7 +114,9 @@ def _spans(run: Source, row: dict[str, object]) -> None:
             )
         )
         replica = next((s["attributes"].get(names.ATTR_REPLICA) for s in found), None)
-        st.caption(tr("Trace {id}", id=row["trace_id"]) + (f" · {replica}" if replica else ""))
+        st.caption(
+            tr("Trace {id}", id=markup.plain(row["trace_id"])) + (f" · {markup.plain(replica)}" if replica else "")
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboards import address, frame, kept, picking, words
+from dashboards import address, frame, kept, markup, picking, words
 from dashboards.facts import heat, timeline
 from dashboards.facts.chosen import Chosen
 from dashboards.figures import timeline as figures
@@ -83,7 +83,7 @@ def _strip(run: Source, chosen: Chosen, span: tuple[float, float]) -> None:
     st.caption(
         tr(
             "Engine steps of {replica}, put on the generator's clock by {n} requests, right within {off}.",
-            replica=clock.replica,
+            replica=markup.plain(clock.replica),
             n=f"{clock.requests:,}",
             off=format_seconds(clock.uncertainty_s),
         )

@@ -44,7 +44,7 @@ def _bundle(run: Source) -> None:
     rows = [(name, f"{n:,}", f"{size / 1e6:,.1f} MB") for name, n, size in kept.ask(_holdings, run)]
     st.html(markup.table(tuple(map(tr, ("table", "rows", "size"))), rows))
     kept_texts = kept.ask(handed_on.texts_kept, run)
-    rule = (run.bundle.manifest.get("plan") or {}).get("keep_text", "wrong")
+    rule = markup.plain((run.bundle.manifest.get("plan") or {}).get("keep_text", "wrong"))
     if kept_texts:
         st.warning(
             tr("{n} answers are in it as text (--keep-text {rule}). Look through them before you mail it.",

@@ -200,6 +200,18 @@ def test_compare_puts_both_runs_side_by_side(root: Path, summary: Summary) -> No
     assert f"A: {summary.sentence}" in swapped
 
 
+def test_another_base_is_chosen_from_the_list(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))
+    first, second, third = (make_bundle(tmp_path, n=40, seed=seed) for seed in (1, 2, 3))
+    page = open_page("compare", run=third.run_id)
+    box = page.selectbox(key="compared with")
+    assert box.value == second.run_id
+    box.set_value(first.run_id).run()
+    assert not page.exception
+    assert page.query_params["base"] == first.run_id
+    assert f"A: {summarize(first, slo.load('demo')).sentence}" in text_of(page)
+
+
 def test_explain_names_the_largest_part_of_the_difference(root: Path, summary: Summary) -> None:
     run = open_source(root / "20260101-000001-aaaa")
     other = summarize(run.bundle, run.policy)
@@ -288,6 +300,22 @@ def test_no_page_breaks_on_a_run_without_anything(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))
     made(tmp_path, [])
     open_page(name)
+
+
+@pytest.mark.parametrize("name", ["requests", "request", "compare", "share", "engine", "live"])
+def test_what_a_bundle_says_cannot_make_a_page_ask_a_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))
+    evil = "![x](http://evil.test/x.png)"
+    made(tmp_path, [answered_row(k, 1.0 + k, replica=evil) for k in range(3)])
+    bundle = write_bundle(tmp_path, 60, seed=1)
+    bundle.update(trace={"name": evil}, plan={"keep_text": evil}, status="running" if name == "live" else "complete")
+    page = open_page(name)
+    said = [getattr(element, "value", "") for kind in ("markdown", "caption", "info", "warning", "error")
+            for element in page.get(kind)]  # fmt: skip
+    assert said
+    assert not any("![x](" in str(text) for text in said)
 
 
 @pytest.mark.parametrize("name", PAGES)

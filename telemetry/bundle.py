@@ -290,6 +290,8 @@ def resolve(reference: Path | str, root: Path | str | None = None) -> Path:
     if found:
         names = ", ".join(path.name for path in found[:6])
         raise UserError(f"{text!r} is the start of {len(found)} run ids: {names}", remedy="give more of the id")
+    if os.sep in text and Path(text).exists():
+        raise UserError(f"no run bundle: there is no {MANIFEST} in it", where=text, remedy="tailspan runs list")
     recent = ", ".join(path.name for path in list_runs(parent)[:3]) or "none"
     raise UserError(
         f"no run bundle {text!r} (a bundle is a folder with a {MANIFEST}); newest runs: {recent}",

@@ -67,6 +67,9 @@ def locate(name: str, progress: Callable[[int, int | None], None] | None = None)
         path = Path(name).expanduser()
         if path.is_file():
             return Found(path.resolve(), path.stem, "path", f"the trace file {path}")
+        if path.exists():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise UserError(f"{what}, and no trace can be read from it", where=str(path), remedy="name a file of rows")
         raise UserError(
             f"no trace of that name or file: {name}",
             where="--trace",

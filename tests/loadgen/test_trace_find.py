@@ -204,3 +204,11 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UserError) as caught:
         find.locate("azure-2032")
     assert "azure-2023-conv" in (caught.value.remedy or "")
+
+
+def test_what_exists_and_is_no_file_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a folder") as told:
+        find.locate(str(tmp_path))
+    assert told.value.where == str(tmp_path)
+    with pytest.raises(UserError, match="no regular file"):
+        find.locate("/dev/null")

@@ -254,3 +254,9 @@ def test_a_full_disk_while_repairing_loses_nothing(tmp_path: Path, monkeypatch: 
 
 def _no_room(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_folder_that_is_no_bundle_is_named_itself(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run bundle") as told:
+        resolve(tmp_path, tmp_path / "runs")
+    assert told.value.where == str(tmp_path)

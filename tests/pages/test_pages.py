@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.big_bundle import REPLICAS, write_bundle
-from dashboards import language, oncall, palette
+from dashboards import language, markup, oncall, palette
 from dashboards.facts import checks, judged_anew, one_request, pairs, timeline, traffic, under_way, who
 from dashboards.figures import bars, steps
 from dashboards.language import CHINESE
@@ -122,7 +122,7 @@ def test_requests_are_those_in_the_window_of_the_address(root: Path) -> None:
     assert not page.exception
     assert page.query_params["replica"] == REPLICAS[1]
     assert page.query_params["at"] == "12"
-    assert f"Engine steps of {REPLICAS[1]}" in text_of(page)
+    assert f"Engine steps of {markup.plain(REPLICAS[1])}" in text_of(page)
 
 
 def test_request_shows_what_each_layer_saw(root: Path, summary: Summary) -> None:

@@ -50,8 +50,8 @@ bench-engine: $(VENV)/.run ## the engine through HTTP beside its PEERS (torch,tr
 	@echo "== quiet the machine first; peers are installed into build/peers once (vllm: 1.5 GB, llama.cpp: compiled)"
 	@$(BIN)/python -m benchmarks.engine_peers --peers $(PEERS) --out build/engine-speed.md
 
-bench-accounting: $(VENV)/.run ## what phases, step log and laws cost in tokens/s, about 5 minutes
-	@$(BIN)/python -m benchmarks.accounting
+bench-accounting: $(VENV)/.run ## what phases, step log and laws cost in tokens/s, about 6 minutes
+	@$(BIN)/python -m benchmarks.accounting --pairs 80
 
 bench-virtual: $(VENV)/.run ## simulated Llama-3.1-8B on one H100 under ten minutes of the Azure trace, about 5 minutes
 	@$(BIN)/python -m benchmarks.virtual_azure

@@ -28,7 +28,7 @@ from telemetry.parts import PartWriter, TableRead, compact, read_table, write_at
 from telemetry.schema import SCHEMA_VERSION, TABLES
 from telemetry.slo import Slo, of_manifest
 
-__all__ = ["Bundle", "PartWriter", "list_runs", "newest", "resolve", "runs_root"]
+__all__ = ["Bundle", "PartWriter", "age", "list_runs", "newest", "resolve", "runs_root"]
 
 MANIFEST: Final = "manifest.json"
 RUNNING: Final = "running"
@@ -264,7 +264,7 @@ def list_runs(root: Path | str | None = None) -> list[Path]:
     if not parent.is_dir():
         return []
     # The id starts with the time to the second; the manifest tells two of the same second apart.
-    return sorted((path.parent for path in parent.glob(f"*/{MANIFEST}")), key=_age, reverse=True)
+    return sorted((path.parent for path in parent.glob(f"*/{MANIFEST}")), key=age, reverse=True)
 
 
 def newest(root: Path | str | None = None) -> Path | None:
@@ -300,7 +300,8 @@ def resolve(reference: Path | str, root: Path | str | None = None) -> Path:
     )
 
 
-def _age(path: Path) -> tuple[str, int]:
+def age(path: Path) -> tuple[str, int]:
+    """What bundles are ordered by, the older first: the second in the id, then the time in the manifest."""
     try:
         created = json.loads((path / MANIFEST).read_bytes()).get("created_unix_ns", 0)
     except (OSError, ValueError):

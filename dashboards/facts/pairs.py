@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from telemetry.bundle import COMPLETE, MANIFEST, Bundle
+from telemetry.bundle import COMPLETE, MANIFEST, Bundle, age
 from telemetry.phases import Split
 from telemetry.summary import Summary
 
@@ -49,9 +49,10 @@ def earlier_run(bundle: Bundle, paths: Iterable[Path]) -> Path | None:
     """The newest complete run that began before this one and replayed the same trace; None: there is none."""
     mine = bundle.manifest
     trace = (mine.get("trace") or {}).get("name")
+    mine_age = age(bundle.path)
     looked = 0
     for path in paths:  # newest first
-        if path.name >= bundle.path.name or looked >= _LOOKED_AT:
+        if age(path) >= mine_age or looked >= _LOOKED_AT:
             continue
         looked += 1
         try:

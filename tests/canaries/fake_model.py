@@ -27,7 +27,7 @@ class FakeModel:
     extra_prompt_tokens: int = 0  # another template
     wrong_share: float = 0.0  # of prompts whose answer is another one
     wrong_on_hit: bool = False  # the second time a prompt comes
-    wrong_under_load: bool = False
+    wrong_under_load: float = 0.0  # share of prompts whose answer is another one beside others
     lost_questions: float = 0.0  # share of questions answered wrong
     cap: int = 10_000  # max_tokens that the server silently keeps to
     greedy_always: bool = False  # ignores temperature
@@ -69,7 +69,7 @@ class FakeModel:
             return "200 OK", self._value([text], [], prompt, len(text.split()), "stop")
         spoilt = self._draw("wrong", prompt) < self.wrong_share
         spoilt |= self.wrong_on_hit and prompt in self.seen
-        spoilt |= self.wrong_under_load and loaded
+        spoilt |= loaded and self._draw("load", prompt) < self.wrong_under_load
         self.seen.add(prompt)
         choices = [
             self._tokens(prompt, limit, f"{key}{number}" if hot else "", spoilt) for number in range(body.get("n", 1))

@@ -82,7 +82,7 @@ def test_the_healthy_server_is_the_same_and_says_what_it_could_have_seen(served:
         ({"wrong_share": 0.3}, "broken", "goldens: "),
         ({"extra_prompt_tokens": 1}, "broken", "tokenizer or template"),
         ({"wrong_on_hit": True}, "broken", "only when asked again: the prefix cache"),
-        ({"wrong_under_load": True}, "broken", "only under load: concurrency"),
+        ({"wrong_under_load": 1.0}, "broken", "only under load: concurrency"),
         ({"lost_questions": 0.2}, "broken", "questions: "),
         ({"greedy_always": True}, "broken", "probe temperature: 1 different texts of 8"),
         ({"cap": 64}, "broken", "probe room: 64 tokens of 160"),
@@ -120,9 +120,9 @@ def test_unstable_and_narrow_prompts_are_left_out_with_the_reason(served: Served
     served.model = FakeModel(narrow=True)
     made = record(served.client, runs=2)
     assert made.left and all("margin" in one.reason and "wanted" in one.reason for one in made.left)
-    served.model = FakeModel(wrong_under_load=True)
-    made = record(served.client, runs=4)  # a prompt or two may have been asked alone every time
-    assert len(made.left) > 30 and all("the baseline runs disagree" in one.reason for one in made.left)
+    served.model = FakeModel(wrong_under_load=0.5)  # which of them meet another request is the scheduler's choice
+    made = record(served.client, runs=4)
+    assert made.goldens and made.left and all("the baseline runs disagree" in one.reason for one in made.left)
     served.model = FakeModel(logprobs=False)
     with pytest.raises(UserError, match="gives no logprobs"):
         record(served.client, runs=2)

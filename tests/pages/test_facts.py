@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from dashboards.facts import (
 from dashboards.facts.chosen import Chosen
 from dashboards.source import DOMINANT_SQL, PART_SQL, Source, open_source
 from telemetry import names, phases, slo
+from telemetry.bundle import list_runs
 from telemetry.summary import summarize
 from tests.bundles import answered_row, dropped_row, make_bundle
 
@@ -310,6 +312,13 @@ def test_the_run_before_of_the_same_trace_is_compared_with(tmp_path: Path) -> No
     assert pairs.earlier_run(open_source(paths[0]).bundle, paths) == paths[3]
     assert pairs.earlier_run(open_source(paths[3]).bundle, paths) is None
     assert pairs.earlier_run(open_source(paths[2]).bundle, paths) is None
+
+
+def test_the_earlier_of_runs_of_one_second_is_the_one_made_before(tmp_path: Path) -> None:
+    """The end of a run id is drawn at random, so that names of one second have no order."""
+    made = [make_bundle(tmp_path, n=10, seed=seed) for seed in range(6)]
+    for before, bundle in itertools.pairwise(made):
+        assert pairs.earlier_run(bundle, list_runs(tmp_path)) == before.path
 
 
 def test_lengths_and_totals_of_the_traffic(run: Source) -> None:

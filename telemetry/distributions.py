@@ -17,6 +17,7 @@ from typing import Final
 _STEPS: Final = 500
 _SMALL: Final = 1e-300
 _PRECISE: Final = 1e-15
+_ROOT_PRECISE: Final = 1e-13
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
@@ -108,6 +109,8 @@ def _root(rising: Callable[[float], float]) -> float:
             low = middle
         else:
             high = middle
+        if high - low <= _ROOT_PRECISE * high:
+            break
     return (low + high) / 2
 
 

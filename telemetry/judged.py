@@ -73,7 +73,7 @@ def judge_objective(
 
 def bad_requests(
     objective: Objective, requests: pa.Table, verdicts: pa.Table
-) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """The requests that count for an objective (their indices), and which of them are bad; invalid ones do not count.
 
     A request whose time is undefined (TPOT of one token) does not count for that time, and canaries for none.
@@ -85,20 +85,18 @@ def bad_requests(
     if objective.is_share:
         good = objective.measure == GOODPUT
         bad = pc.not_equal(label, names.GOOD) if good else pc.equal(label, objective.measure)
-        return chosen.column("index").combine_chunks(), _bools(bad)
+        return chosen.column("index").to_numpy(), _bools(bad)
     dropped = _bools(pc.equal(label, names.DROPPED))
     if objective.measure == FLUIDITY:
         values = chosen.column("fluidity").to_numpy()
         bad_values = values < objective.bound  # false for NaN
     else:
-        place = pc.index_in(chosen.column("index"), requests.column("index").combine_chunks())
-        moments = latency.times(requests.select(latency.COLUMNS), objective.measure)
-        known = pc.is_valid(place).to_numpy()
+        known, place = latency.joined(requests, chosen)
         values = np.full(chosen.num_rows, np.nan)  # a request without a row has no time
-        values[known] = moments[pc.drop_null(place).to_numpy()]
+        values[place[known]] = latency.times(requests, objective.measure)[known]
         bad_values = values > objective.bound
     counts = dropped | ~np.isnan(values)
-    return chosen.column("index").filter(pa.array(counts)).combine_chunks(), (dropped | bad_values)[counts]
+    return chosen.column("index").to_numpy()[counts], (dropped | bad_values)[counts]
 
 
 def of_class(verdicts: pa.Table, requests: pa.Table, traffic_class: str | None) -> pa.Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -321,7 +322,8 @@ def _overload(growth: Growth | None) -> str | None:
 
 
 def _usage(requests: pa.Table) -> Usage:
-    answered = requests.filter(pc.is_null(requests.column("error")))
+    columns = ("index", "completion_tokens_reported", "completion_tokens_counted", "usage_estimated")
+    answered = requests.select(columns).filter(pc.is_null(requests.column("error")))
     estimated = int(pc.sum(pc.fill_null(answered.column("usage_estimated"), False)).as_py() or 0)
     told = answered.filter(
         pc.and_(
@@ -339,28 +341,30 @@ def _usage(requests: pa.Table) -> Usage:
 
 def _cached_share(requests: pa.Table) -> float | None:
     """Prompt tokens found in the server's prefix cache, of those whose requests tell."""
-    told = requests.filter(
-        pc.and_(pc.is_valid(requests.column("cached_tokens")), pc.is_valid(requests.column("prompt_tokens_reported")))
-    )
+    told = requests.select(("cached_tokens", "prompt_tokens_reported")).drop_null()
     prompt = pc.sum(told.column("prompt_tokens_reported")).as_py() or 0
     return float(pc.sum(told.column("cached_tokens")).as_py() or 0) / prompt if prompt else None
 
 
 def _worst(requests: pa.Table, verdicts: pa.Table) -> tuple[Request, ...]:
     """The slowest answered requests; where there are too few, dropped ones."""
-    known = requests.filter(pc.is_in(requests.column("index"), verdicts.column("index").combine_chunks()))
-    place = pc.index_in(known.column("index"), verdicts.column("index").combine_chunks())
-    table = known.append_column("label", verdicts.column("label").take(place))
-    table = table.append_column("reason", verdicts.column("reason").take(place))
-    table = table.append_column("e2e_s", pc.subtract(table.column("end_s"), table.column("intended_s")))
-    table = table.filter(pc.not_equal(table.column("label"), names.INVALID))
-    unanswered = pc.equal(table.column("label"), names.DROPPED)
-    rows: list[dict[str, Any]] = []
-    for part in (table.filter(pc.invert(unanswered)), table.filter(unanswered)):
-        if len(rows) < WORST:
-            order = pc.select_k_unstable(part, WORST - len(rows), [("e2e_s", "descending")])
-            rows.extend(part.take(order).to_pylist())
-    return tuple(_request(row) for row in rows)
+    known, place = latency.joined(requests, verdicts)
+    label = verdicts.column("label")
+    invalid, dropped = (pc.equal(label, one).to_numpy().astype(bool)[place] for one in (names.INVALID, names.DROPPED))
+    e2e = latency.times(requests, "e2e")
+    chosen: list[int] = []
+    for part in (known & ~invalid & ~dropped, known & dropped):
+        rows = np.flatnonzero(part)
+        slowness = np.nan_to_num(e2e[rows], nan=-np.inf)
+        take = min(WORST - len(chosen), len(rows))
+        if take > 0:
+            slowest = np.argpartition(-slowness, take - 1)[:take]
+            chosen += rows[slowest[np.argsort(-slowness[slowest], kind="stable")]].tolist()
+    table = requests.take(pa.array(chosen, pa.int64()))
+    found = pa.array([place[row] for row in chosen], pa.int64())
+    table = table.append_column("label", label.take(found))
+    table = table.append_column("reason", verdicts.column("reason").take(found))
+    return tuple(_request(row) for row in table.to_pylist())
 
 
 def _request(row: dict[str, Any]) -> Request:
@@ -377,7 +381,7 @@ def _request(row: dict[str, Any]) -> Request:
         label=row["label"],
         reason=row["reason"],
         ttft_s=None if first is None else first - row["intended_s"],
-        e2e_s=row["e2e_s"],
+        e2e_s=None if row["end_s"] is None else row["end_s"] - row["intended_s"],
         input_tokens=row["input_tokens"],
         parts=parts,
         detail=row["error_detail"],

@@ -329,4 +329,4 @@ def test_requests_without_a_row_are_counted_as_they_were_judged(tmp_path: Path) 
     bundle = bundle_of(tmp_path, [answered_row(3), dropped_row(5)], scheduled=8)
     for objective in slo.load("demo").objectives:
         index, bad = bad_requests(objective, bundle.table("requests"), bundle.verdicts(slo.load("demo")))
-        assert set(index.to_pylist()) == {3, 5} and bad.sum() == (0 if objective.measure == "wrong" else 1)
+        assert set(index.tolist()) == {3, 5} and bad.sum() == (0 if objective.measure == "wrong" else 1)

@@ -103,7 +103,7 @@ def row_parts(requests: pa.Table, measure: str = E2E) -> pa.Table:
     needed = [f"phase_{name}_s" for name in names.PHASES] + ["sent_s", "end_s", "server_duration_s"]
     if measure == TTFT:
         needed.append("first_token_s")
-    rows = requests.filter(_all_known(requests, needed))
+    rows = _known(requests, needed)
     total, parts = _parts(rows, measure)
     return pa.table(
         {"index": rows.column("index"), "total_s": total} | {f"{name}_s": values for name, values in parts.items()}
@@ -128,7 +128,7 @@ def splits(requests: pa.Table, ps: Sequence[float], measure: str = E2E) -> list[
         total = table.column("total_s").to_numpy()
         parts = {name.removesuffix("_s"): table.column(name).to_numpy() for name in table.column_names[2:]}
     else:
-        rows = requests.filter(_all_known(requests, ["sent_s", "first_token_s", "end_s"]))
+        rows = _known(requests, ["sent_s", "first_token_s", "end_s"])
         total, parts = _client_parts(rows, measure)
     n = len(total)
     if n == 0:
@@ -149,7 +149,7 @@ def splits(requests: pa.Table, ps: Sequence[float], measure: str = E2E) -> list[
 
 def growth_through_run(requests: pa.Table, p: float = 90.0) -> Growth | None:
     """First against last third of the run (by intended send) at the p-th percentile of TTFT; None below 30 rows."""
-    rows = requests.filter(_all_known(requests, ["intended_s", "first_token_s"]))
+    rows = _known(requests.select(COLUMNS), ["intended_s", "first_token_s"])
     if rows.num_rows < 30:
         return None
     intended = rows.column("intended_s").to_numpy()
@@ -184,11 +184,15 @@ def _client_parts(rows: pa.Table, measure: str) -> tuple[Floats, dict[str, Float
     return end - intended, {**parts, CLIENT_PARTS[2]: end - first}
 
 
-def _all_known(table: pa.Table, columns: Sequence[str]) -> pa.Array:
+def _known(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The rows that have every one of these columns."""
+    gaps = [name for name in columns if table.column(name).null_count]
+    if not gaps:
+        return table
     mask = np.ones(table.num_rows, dtype=np.bool_)
-    for name in columns:
+    for name in gaps:
         mask &= pc.is_valid(table.column(name)).to_numpy()
-    return pa.array(mask)
+    return table.filter(pa.array(mask))
 
 
 def _floats(table: pa.Table, name: str) -> Floats:

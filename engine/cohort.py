@@ -7,7 +7,8 @@ each in each step.  In virtual time only, where nobody hears tokens as they come
     catch up   what its steps did to a request, when somebody looks: it ends, loses its pages, or laws are checked
 
 What must hold: a request that has caught up is what it would be had each step been done by ``engine.scheduler`` and
-``engine.commit``; pages are taken, and entered into the prefix index, in the same steps and the same order.
+``engine.commit``; pages are taken, and entered into the prefix
+index, in the same steps, the latter in the same order.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -25,6 +27,7 @@ from engine.policy import order
 from engine.request import Request
 
 Ints = npt.NDArray[np.int64]
+_rank = attrgetter("rank")
 UNSEEN: Final = 0  # stands for tokens that nobody can ever see
 NO_STEP: Final = 1 << 62
 
@@ -38,6 +41,7 @@ class Seat:
     """
 
     request: Request
+    rank: tuple[int, int]
     first: int
     last: int
     reason: str
@@ -58,6 +62,7 @@ class Cohort:
         self._ring: list[dict[Seat, None]] = [{} for _ in range(pool.size)]
         self._ends: dict[int, list[Seat]] = {}  # by last step
         self._end_heap: list[int] = []
+        self._names: list[str] = []
         self._ids: tuple[str, ...] | None = ()
         self._end_ns: Ints = np.zeros(1024, dtype=np.int64)  # by step: its end, and the requests of all up to it
         self._batches: Ints = np.zeros(1024, dtype=np.int64)
@@ -66,21 +71,21 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.seats)
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self._of
-
     @property
     def ids(self) -> tuple[str, ...]:
         """Names of the seats' requests, in order."""
         if self._ids is None:
-            self._ids = tuple([seat.request.id for seat in self.seats])
+            self._ids = tuple(self._names)
         return self._ids
 
     # --- who sits ---
     def join(self, request: Request, step: int, left: int, reason: str, ahead: list[int] | None) -> None:
         """A request of the step before ``step``, which decodes from ``step`` on and ends with its ``left``-th token."""
-        seat = Seat(request, step, step + left - 1, reason, (step - request.computed) % self.pool.size, ahead, step)
-        self.seats.insert(bisect_left(self.seats, order(request), key=_rank), seat)
+        rank, residue = order(request), (step - request.computed) % self.pool.size
+        seat = Seat(request, rank, step, step + left - 1, reason, residue, ahead, step)
+        at = bisect_left(self.seats, rank, key=_rank)
+        self.seats.insert(at, seat)
+        self._names.insert(at, request.id)
         self._of[request] = seat
         self._ring[seat.residue][seat] = None
         if seat.last not in self._ends:
@@ -96,18 +101,14 @@ class Cohort:
         if seat is None:
             return
         self.catch_up(seat)
-        del self.seats[bisect_left(self.seats, order(request), key=_rank)]
+        at = bisect_left(self.seats, seat.rank, key=_rank)
+        del self.seats[at], self._names[at]
         del self._ring[seat.residue][seat]
         ending = self._ends.get(seat.last)
         if ending is not None:
             ending.remove(seat)
         self.context -= request.computed
         self._ids = None
-
-    def dissolve(self) -> None:
-        """All leave."""
-        for seat in list(self.seats):
-            self.leave(seat.request)
 
     def catch_up(self, seat: Seat) -> None:
         """Do to a request what the steps since ``seat.done`` did."""
@@ -154,7 +155,7 @@ class Cohort:
             taken = self.pool.take(len(growing))
             if taken is None:
                 raise RuntimeError("the pool promised pages that it does not have")
-            for seat, page in zip(self._ordered(growing), taken, strict=True):
+            for seat, page in zip(growing, taken, strict=True):
                 seat.request.blocks.append(page)
 
     def enter_pages(self, step: int) -> None:
@@ -163,17 +164,13 @@ class Cohort:
         filled = self._ring[(step + 1) % size]
         if not pool.prefix_cache or not filled:
             return
-        for seat in self._ordered(filled):
+        for seat in sorted(filled, key=_rank):
             request = seat.request
             self._tell(seat, step + 1)
             page = request.registered
             tokens = request.tokens[page * size : (page + 1) * size]
             request.chain = pool.register(request.blocks[page], request.chain, tokens)
             request.registered += 1
-
-    @staticmethod
-    def _ordered(seats: dict[Seat, None]) -> list[Seat]:
-        return sorted(seats, key=_rank) if len(seats) > 1 else list(seats)
 
     def stepped(self, step: int, ends_ns: Ints | list[int], batch: int) -> None:
         """Steps from ``step`` on are over, at ``ends_ns``, with ``batch`` requests in each."""
@@ -194,7 +191,3 @@ class Cohort:
     def ended(self, step: int) -> list[Seat]:
         """Those whose last step this was, in order; they still sit."""
         return sorted(self._ends.get(step, ()), key=_rank)
-
-
-def _rank(seat: Seat) -> tuple[int, int]:
-    return order(seat.request)

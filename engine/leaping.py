@@ -22,8 +22,9 @@ from engine.cohort import UNSEEN, Cohort
 from engine.commit import Commit
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.counting_pool import CountingPool
 from engine.deferred import DeferredAdmission, DeferredLog, Leap, joined
-from engine.policy import POLICIES, deadline
+from engine.policy import POLICIES, deadline, order
 from engine.request import LENGTH, STOP, Output, Request
 from engine.scheduler import Plan, Scheduler
 from engine.simulated import Clock, SimulatedRunner
@@ -42,6 +43,7 @@ class CohortScheduler(Scheduler):
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         super().__init__(config, pool)
         self.cohort = Cohort(pool)
+        self._others: dict[Request, None] = {}  # that run and do not sit in the cohort
         self.step = 0
 
     def schedule(self, now_ns: int) -> Plan:
@@ -50,27 +52,40 @@ class CohortScheduler(Scheduler):
         plan.steady = len(self.cohort)  # now: a chunk may have preempted some of them
         return plan
 
+    def seat(self, request: Request, left: int, reason: str, ahead: list[int] | None) -> None:
+        """A running request joins the cohort (``Cohort.join``) with the step to come."""
+        del self._others[request]
+        self.cohort.join(request, self.step, left, reason, ahead)
+
     def _decodes(self, plan: Plan) -> int:
         cohort = self.cohort
         alone = any(len(one.tokens) - one.computed == 1 for one in self._changing())
         if alone or cohort.needs(self.step) > self.pool.available:
-            cohort.dissolve()
+            for one in self.running:
+                cohort.leave(one)
+            self._others = dict.fromkeys(self.running)
             return super()._decodes(plan)
         cohort.take_pages(self.step)
         return len(cohort)
 
     def _changing(self) -> list[Request]:
-        cohort = self.cohort
-        return [one for one in self.running if one not in cohort] if len(self.running) > len(cohort) else []
+        return sorted(self._others, key=order) if len(self._others) > 1 else list(self._others)
+
+    def _admit(self, plan: Plan, budget: int) -> int:
+        spent = super()._admit(plan, budget)
+        self._others.update(dict.fromkeys(plan.admitted))
+        return spent
 
     def preempt(self, request: Request, plan: Plan) -> None:
         """Take its pages."""
         self.cohort.leave(request)
+        self._others.pop(request, None)
         super().preempt(request, plan)
 
     def finish(self, request: Request) -> None:
         """Take it out."""
         self.cohort.leave(request)
+        self._others.pop(request, None)
         super().finish(request)
 
     def violations(self) -> list[str]:
@@ -102,7 +117,7 @@ class CohortCommit(Commit):
         step, steady = stats.steps, len(cohort)
         cohort.enter_pages(step)
         done, news = self._take(plan, tokens, finite)
-        end, over, load = engine.now(), cohort.ended(step), engine.load(plan)
+        end, over, load = engine.now(), cohort.ended(step), engine.load
         cohort.stepped(step, [end], plan.size)
         stats.generation_tokens += steady
         stats.request_tokens += steady
@@ -113,6 +128,7 @@ class CohortCommit(Commit):
             self.end(seat.request, seat.reason, end)
         for request, reason, error, text in done:
             self.end(request, reason, end, error=error, text=text)
+        engine.scheduler.step = step + 1
         for piece in plan.slices:
             if piece.sample and piece.request.state == "running" and self._steady(piece.request):
                 self._seat(piece.request)
@@ -149,7 +165,7 @@ class CohortCommit(Commit):
             if len(stops):
                 left, reason = int(stops[0]) + 1, STOP
             ahead = drawn[:left].tolist()
-        engine.scheduler.cohort.join(request, engine.counts.steps, left, reason, ahead)
+        engine.scheduler.seat(request, left, reason, ahead)
 
 
 class LeapingEngine(Engine):
@@ -177,6 +193,8 @@ class LeapingEngine(Engine):
         tokens_seen: bool,
     ) -> None:
         super().__init__(config, model, runner, cost, now=clock, text=text)
+        if not config.prefix_cache:
+            self.pool = CountingPool(self.pool.total, self.pool.size)
         self.scheduler = CohortScheduler(config, self.pool)
         self.admission = DeferredAdmission(self.admission.limits, config.max_batch, config.token_budget, config.policy)
         self.steps = DeferredLog(config.step_log, self.floors)
@@ -184,15 +202,13 @@ class LeapingEngine(Engine):
         self.clock, self.gap_ns = clock, gap_ns
         self.tokens_seen = tokens_seen or config.prefix_cache
         self.horizon: Callable[[], float] | None = None
+        self.load = load_of([])  # of the step in hand, the cohort's share included
         self.leapt = 0  # steps that were done in leaps
         self._step_ns = 1  # the last step's time
 
-    def load(self, plan: Plan) -> StepLoad:
-        """What a step has to do, the cohort's share included."""
-        found, cohort = load_of(plan.slices), self.scheduler.cohort
-        return joined(found, len(cohort), cohort.context + len(cohort)) if len(cohort) else found
-
     def _compute(self, plan: Plan) -> tuple[list[int], list[bool]]:
+        cohort = self.scheduler.cohort
+        self.load = joined(load_of(plan.slices), plan.steady, cohort.context + plan.steady)
         requests = [piece.request for piece in plan.slices if piece.sample]
         tokens: list[int] = []
         if requests:
@@ -201,7 +217,7 @@ class LeapingEngine(Engine):
                 tokens = [UNSEEN] * len(requests)
             else:
                 tokens = self.runner.draw(requests).tolist()
-        self.runner.take_time(self.load(plan))
+        self.runner.take_time(self.load)
         return tokens, [True] * len(tokens)
 
     def _backlog(self) -> Backlog:
@@ -216,7 +232,7 @@ class LeapingEngine(Engine):
 
     def step(self) -> None:
         """As many steps as are alike, then the engine's own."""
-        if self.horizon is not None:
+        if self.horizon is not None and len(self.scheduler.cohort) == len(self.scheduler.running) > 0:
             self._leap(self.horizon())
         self.scheduler.step = self.counts.steps
         super().step()
@@ -227,9 +243,7 @@ class LeapingEngine(Engine):
         most = min(cohort.first_end() - step, LONGEST_LEAP, int(room) // self._step_ns + 2)
         if self.laws.every:
             most = min(most, self.laws.last_step + self.laws.every - step - 1)
-        if most < SHORTEST_LEAP or n == 0 or n != len(self.scheduler.running) or not self._inbox.empty():
-            return
-        if not self.scheduler.admits_nobody():
+        if most < SHORTEST_LEAP or not self._inbox.empty() or not self.scheduler.admits_nobody():
             return
         size = self.pool.size
         once = [cohort.needs(step + at) for at in range(min(size, most))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from models.devices import DEVICES
 from models.store import LoadedModel
 
 MS = 1_000_000
-SEEDS = 60
+SEEDS = int(os.environ.get("TAILSPAN_TEST_SEEDS", "40"))
 
 
 def a_fit(draw: random.Random) -> StepFit | None:
@@ -61,7 +62,7 @@ def play(model: LoadedModel, seed: int, leaping: bool) -> VirtualEngine:
         device="H100",
         max_batch=draw.choice([1, 4, 16, 64]),
         token_budget=draw.choice([64, 96, 512]),
-        kv_blocks=draw.choice([16, 40, 400]),
+        kv_blocks=draw.choice([18, 24, 40, 400]),
         prefix_cache=draw.random() < 0.5,
         policy=draw.choice(sorted(POLICIES)),
         queue_limit=draw.choice([3, 1000]),
@@ -78,7 +79,7 @@ def play(model: LoadedModel, seed: int, leaping: bool) -> VirtualEngine:
     rig = VirtualEngine(
         config, what, gap_ns=gap, keep=keep, token_steps=draw.random() < 0.5, pauses=pauses, leaping=leaping
     )
-    rig.feed(arrivals(draw, 70, draw.choice([3.0, 20.0, 200.0])))
+    rig.feed(arrivals(draw, 50, draw.choice([0.3, 2.0, 20.0, 200.0])))
     for until in (40 * MS, 41 * MS, 300 * MS):
         rig.run(until)
     if seed % 7 == 0:  # somebody comes and goes between two runs

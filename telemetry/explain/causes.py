@@ -53,7 +53,7 @@ CAUSES: Final = _table(
           "compare requests of equal prompt length: if those are slower too, the mix is not the cause", True),
     Cause("output_lengths", LATE, "answers are longer; within each length nothing changed", APPLICATION,
           "compare time per output token at equal batch: if it rose, lengths are not the cause", True),
-    Cause("cache_misses", LATE, "fewer prompt tokens come from the prefix cache, so that more are computed", APPLICATION,
+    Cause("cache_misses", LATE, "fewer prompt tokens come from the prefix cache, so more are computed", APPLICATION,
           "replay with the prefix cache off on both sides: if the difference stays, the cache is not the cause"),
     Cause("engine_speed", LATE, "every step takes longer at the same batch", INFRASTRUCTURE,
           "run A's build on B's machine, and watch clocks and neighbours: if A is fast there, it is B's build"),

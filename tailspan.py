@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -22,10 +23,23 @@ from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app
+from telemetry.compare_command import compare_command
+from telemetry.explain_command import explain_with
 from telemetry.floor_command import floor_command
 from telemetry.gate_command import gate_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from telemetry.slo_commands import app as slo_app
+
+if TYPE_CHECKING:
+    from telemetry.twin import Twin
+
+
+def _twin() -> Twin:
+    """The engine in virtual time, for analyses that know no engine."""
+    from engine.replay import TWIN
+
+    return TWIN
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,7 +48,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Replay a real arrival trace against an LLM server: every request is good, late, wrong or dropped.",
 )
+app.command("compare")(compare_command)
 app.command("demo")(demo_command)
+app.command("explain")(explain_with(_twin))
 app.command("floor")(floor_command)
 app.command("gate")(gate_command)
 app.command("report")(report_command)

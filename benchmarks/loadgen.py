@@ -32,7 +32,7 @@ def highest(client: Client, measure: Callable[[float], Seen]) -> Seen | None:
     low, high, rate = 0.0, 0.0, FIRST[client.name]
     while not high or high - low > PRECISION * high:
         seen = measure(rate)
-        print(f"   {client.name} {rate:,.0f}/s: {seen.per_second} {'held' if seen.held else 'not held'}", flush=True)
+        print(f"   {client.name}: {seen}", flush=True)
         if seen.held:
             low, best = rate, seen
         elif rate <= FIRST[client.name] / 8:

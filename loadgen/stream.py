@@ -42,6 +42,8 @@ class Answer:
     __slots__ = (
         "_body",
         "_body_size",
+        "_frame_head",
+        "_frame_tail",
         "_prefix",
         "_reader",
         "_suffix",
@@ -92,6 +94,8 @@ class Answer:
         self.account: dict[str, Any] | None = None  # the server's phases, as it sent them
         self._prefix = ""  # see _learn; empty: nothing learned
         self._suffix = ""
+        self._frame_head = b""  # the same in bytes, from the beginning to the end of an event
+        self._frame_tail = b""
         self._reader: SseReader | None = None
         self._body: list[bytes] = []  # of an answer that is not a stream
         self._body_size = 0
@@ -124,9 +128,15 @@ class Answer:
 
     def feed(self, data: bytes, now_ns: int) -> None:
         """The next bytes of the body."""
-        if self._reader is not None:
+        reader = self._reader
+        if reader is not None:
+            if self._frame_head and data.startswith(self._frame_head) and data.endswith(self._frame_tail):
+                text = data[len(self._frame_head) : -len(self._frame_tail)].decode("utf-8", "replace")
+                if plain(text) and reader.between_events and len(data) <= self.line_limit and not self.done_marker:
+                    self._token(text, -1, now_ns, content=True)  # one whole event that says what `_learn` learned
+                    return
             try:
-                events = self._reader.feed(data)
+                events = reader.feed(data)
             except LineTooLongError as error:
                 self._fail(STREAM_CUT, f"unreadable stream: {error}")
                 return
@@ -179,10 +189,7 @@ class Answer:
             and data.startswith(self._prefix)
             and data.endswith(self._suffix)
             and event.type == "message"
-            and (text := data[len(self._prefix) : -len(self._suffix)]).isprintable()
-            and text
-            and '"' not in text
-            and "\\" not in text
+            and plain(text := data[len(self._prefix) : -len(self._suffix)])
         ):
             self._token(text, -1, now_ns, content=True)
             return
@@ -234,7 +241,7 @@ class Answer:
         An event of the same stream with the same characters before and after a string that needs no unescaping says
         the same with another text: it is not parsed again.  Parsing JSON is most of the cost of an event.
         """
-        self._prefix = ""
+        self._prefix, self._frame_head = "", b""
         if len(choices) != 1:
             return
         delta = choices[0].get("delta")
@@ -246,6 +253,8 @@ class Answer:
         if data[start : start + 1] == '"':
             _, end = _DECODER.raw_decode(data, start)
             self._prefix, self._suffix = data[: start + 1], data[end - 1 :]
+            self._frame_head = b"data: " + self._prefix.encode()
+            self._frame_tail = self._suffix.encode() + b"\n\n"
 
     def _chunk(self, found: dict[str, Any], now_ns: int) -> None:
         if self.model is None:
@@ -392,6 +401,11 @@ def _tool_text(calls: Any) -> str:
         if isinstance(function, dict):
             found.extend(part for key in ("name", "arguments") if isinstance(part := function.get(key), str))
     return "".join(found)
+
+
+def plain(text: str) -> bool:
+    """Is this what a JSON string spells as it is?"""
+    return bool(text) and text.isprintable() and '"' not in text and "\\" not in text
 
 
 def _whole(data: str) -> bool:

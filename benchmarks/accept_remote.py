@@ -1,6 +1,7 @@
 """A worker on another host behind a bad line: does every one of its rows arrive, and what it sent was the plan?
 
-Usage: python -m benchmarks.accept_remote [--delay-ms 40] [--jitter-ms 20] [--loss 0.02] [--outage 3] [--duration 30]
+Usage: python -m benchmarks.accept_remote [--delay-ms 40] [--jitter-ms 20] [--loss 0.02] [--outage 3]
+       [--duration 30] [--tunnel]
 
 Two network namespaces and a link between them that delays and loses packets (benchmarks.lossy_link).  The master and
 one worker are in one, the other worker in the other; each has a native stub on the same loopback address, so that the
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,14 +42,33 @@ def started(namespace: str, folder: Path, command: list[str], **pipes: Any) -> s
     return subprocess.Popen(LossyLink.inside(namespace, command), cwd=folder, env=environment, text=True, **pipes)
 
 
-def run(link: LossyLink, folder: Path, rate: float, duration: float) -> tuple[int, dict[str, int]]:
-    """The run; returns its exit code and the arrivals that each stub logged."""
+def tunnelled(link: LossyLink, folder: Path, sshd: str) -> list[subprocess.Popen[str]]:
+    """An SSH server in the near namespace, and in the far one the tunnel of docs/load-generator.md to it."""
+    keys = {name: folder / name for name in ("host_key", "user_key")}
+    for key in keys.values():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    (folder / "authorized").write_text(keys["user_key"].with_suffix(".pub").read_text())
+    config = {"ListenAddress": NEAR_HOST, "HostKey": keys["host_key"], "AuthorizedKeysFile": folder / "authorized"}
+    config |= {"StrictModes": "no", "UsePAM": "no", "PidFile": "none", "PermitRootLogin": "prohibit-password"}
+    (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
+    Path("/run/sshd").mkdir(exist_ok=True)  # where it keeps nothing
+    server = started(link.near, folder, [sshd, "-D", "-e", "-f", str(folder / "sshd_config")])
+    time.sleep(1.0)
+    trust = ["-i", str(keys["user_key"]), "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    way = ["ssh", "-N", "-L", f"{MASTER_PORT}:127.0.0.1:{MASTER_PORT}", *trust, NEAR_HOST]
+    return [server, started(link.far, folder, way)]
+
+
+def run(link: LossyLink, folder: Path, rate: float, duration: float, sshd: str | None) -> tuple[int, dict[str, int]]:
+    """The run; returns its exit code and the arrivals that each stub logged.  sshd: through a tunnel of this server."""
     model = write_tiny(folder / "model") if not (folder / "model").exists() else folder / "model"
     stubs, logs = {}, {name: folder / f"{name}.log" for name in ("near", "far")}
     stub = [str(built()), "--port", str(PORT), "--ttft-ms", "20", "--chunk-ms", "5", "--chunks", "8"]
     load = ["--arrivals", f"poisson:rate={rate:g}", "--duration", f"{duration:g}", "--keep-text", "all"]
     load += ["--trace", "synthetic-conv", "--length-scale", "0.1", "--otlp-port", "0", "--runs", str(folder / "runs")]
-    workers = ["--workers", "1", "--remote-workers", "1", "--bind", f"{NEAR_HOST}:{MASTER_PORT}", "--unencrypted"]
+    host, plain = (NEAR_HOST, ["--unencrypted"]) if sshd is None else ("127.0.0.1", [])
+    workers = ["--workers", "1", "--remote-workers", "1", "--bind", f"{host}:{MASTER_PORT}", *plain]
+    tunnel: list[subprocess.Popen[str]] = []
     target = ["--target", f"http://127.0.0.1:{PORT}", "--model", str(model)]
     try:
         for name, namespace in (("near", link.near), ("far", link.far)):
@@ -55,13 +76,14 @@ def run(link: LossyLink, folder: Path, rate: float, duration: float) -> tuple[in
             stubs[name] = started(namespace, folder, words, stdout=subprocess.DEVNULL)
         time.sleep(0.5)
         master = started(link.near, folder / "near", [*TAILSPAN, "run", *target, *load, *workers])
-        worker = started(
-            link.far, folder / "far", [*TAILSPAN, "worker", "--master", f"{NEAR_HOST}:{MASTER_PORT}", "--unencrypted"]
-        )
+        if sshd is not None:
+            tunnel = tunnelled(link, folder, sshd)
+        far = ["worker", "--master", f"{host}:{MASTER_PORT}", *plain]
+        worker = started(link.far, folder / "far", [*TAILSPAN, *far])
         code = master.wait(duration * 3 + 240)
         worker.wait(60)
     finally:
-        for process in stubs.values():
+        for process in (*stubs.values(), *tunnel):
             process.terminate()
             process.wait(10)
     return code, {name: len(log.read_text(encoding="ascii").splitlines()) for name, log in logs.items()}
@@ -100,16 +122,21 @@ def main() -> int:
     parser.add_argument("--jitter-ms", type=float, default=20.0)
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--outage", type=float, default=3.0, help="seconds without any packet, from 25 s on; 0: none")
+    parser.add_argument("--tunnel", action="store_true", help="through ssh -L, with Debian's openssh-server")
     parser.add_argument("--rate", type=float, default=40.0)
     parser.add_argument("--duration", type=float, default=30.0)
     asked = parser.parse_args()
+    sshd = shutil.which("sshd", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin"])) if asked.tunnel else None
+    if asked.tunnel and sshd is None:
+        print("no sshd here: apt-get install openssh-server")
+        return 1
     outage = (25.0, asked.outage) if asked.outage else None
     with (
         tempfile.TemporaryDirectory(prefix="tailspan-remote-") as name,
         LossyLink(delay_s=asked.delay_ms / 1e3, jitter_s=asked.jitter_ms / 1e3, loss=asked.loss, outage=outage) as link,
     ):
         folder = Path(name)
-        code, arrivals = run(link, folder, asked.rate, asked.duration)
+        code, arrivals = run(link, folder, asked.rate, asked.duration, sshd)
         path = newest(folder / "runs")
         if path is None:
             print(f"exit code {code}, and no bundle: does not hold")

@@ -24,7 +24,7 @@ from loadgen.job import Call, CallSource, SendSettings
 from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
 from loadgen.stream import Answer
-from loadgen.textfacts import leak_counter, text_facts
+from loadgen.textfacts import PlainEncoder, leak_counter, text_facts
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
 from telemetry.names import CUT_BY_END, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL
@@ -50,7 +50,7 @@ class RowSink(Protocol):
     def flush(self) -> bool: ...
 
 
-class Tokenizer(Encoder, Protocol):
+class Tokenizer(Encoder, PlainEncoder, Protocol):
     """What is needed of models.tokenizer.Tokenizer."""
 
     @property
@@ -127,7 +127,7 @@ class Dispatcher:
         for pool in self._pools:
             await pool.resolve()
         if self._tokenizer is not None:
-            self._tokenizer.encode_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
+            self._tokenizer.count_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
         while self._wants_calls() or self._waiting:
             if self._waiting:
                 await self._built.wait()

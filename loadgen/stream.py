@@ -40,6 +40,7 @@ class Answer:
     """
 
     __slots__ = (
+        "_between",
         "_body",
         "_body_size",
         "_frame_head",
@@ -96,6 +97,7 @@ class Answer:
         self._suffix = ""
         self._frame_head = b""  # the same in bytes, from the beginning to the end of an event
         self._frame_tail = b""
+        self._between = False  # learned, and the next read begins an event
         self._reader: SseReader | None = None
         self._body: list[bytes] = []  # of an answer that is not a stream
         self._body_size = 0
@@ -130,10 +132,19 @@ class Answer:
         """The next bytes of the body."""
         reader = self._reader
         if reader is not None:
-            if self._frame_head and data.startswith(self._frame_head) and data.endswith(self._frame_tail):
+            if self._between and data.startswith(self._frame_head) and data.endswith(self._frame_tail):
+                # One whole event that says what `_learn` learned: most reads are this, so nothing is called.
                 text = data[len(self._frame_head) : -len(self._frame_tail)].decode("utf-8", "replace")
-                if plain(text) and reader.between_events and len(data) <= self.line_limit and not self.done_marker:
-                    self._token(text, -1, now_ns, content=True)  # one whole event that says what `_learn` learned
+                if (
+                    text
+                    and text.isprintable()
+                    and '"' not in text
+                    and "\\" not in text
+                    and len(data) <= self.line_limit
+                ):
+                    self.stamps.append(now_ns)
+                    self.pieces.append(text)
+                    self.usage_marks.append(-1)
                     return
             try:
                 events = reader.feed(data)
@@ -142,6 +153,7 @@ class Answer:
                 return
             for event in events:
                 self._event(event, now_ns)
+            self._between = self._frame_head != b"" and not self.done_marker and reader.between_events
         elif self.status is not None and 200 <= self.status < 300:
             self._body.append(data)  # the connection limits its size
         elif self._body_size < _ERROR_BODY:
@@ -189,7 +201,10 @@ class Answer:
             and data.startswith(self._prefix)
             and data.endswith(self._suffix)
             and event.type == "message"
-            and plain(text := data[len(self._prefix) : -len(self._suffix)])
+            and (text := data[len(self._prefix) : -len(self._suffix)]).isprintable()
+            and text
+            and '"' not in text
+            and "\\" not in text
         ):
             self._token(text, -1, now_ns, content=True)
             return
@@ -401,11 +416,6 @@ def _tool_text(calls: Any) -> str:
         if isinstance(function, dict):
             found.extend(part for key in ("name", "arguments") if isinstance(part := function.get(key), str))
     return "".join(found)
-
-
-def plain(text: str) -> bool:
-    """Is this what a JSON string spells as it is?"""
-    return bool(text) and text.isprintable() and '"' not in text and "\\" not in text
 
 
 def _whole(data: str) -> bool:

@@ -20,8 +20,8 @@ from models.errors import UserError
 
 FORMAT: Final = "ragpulse"
 NOT_BUILT: Final = (
-    "its ids name passages, whose lengths it does not tell: prompts share by session, not by passage, so a prefix cache "
-    "will hit less than with the recorded traffic"
+    "its ids name passages, whose lengths it does not tell: prompts share by session, not by passage, so a prefix "
+    "cache will hit less than with the recorded traffic"
 )
 WEEK_NS: Final = 604_800 * SECOND_NS
 RESTART_NS: Final = 3600 * SECOND_NS

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.failure import retry_after_s
@@ -32,6 +32,9 @@ class Words:
 
     def encode_plain(self, text: str) -> list[int]:
         return [len(text.encode()[at : at + 4]) for at in range(0, len(text.encode()), 4)]
+
+    def count_plain(self, text: str, /) -> int:
+        return len(self.encode_plain(text))
 
     def token_bytes(self, token_id: int, /) -> bytes:
         return b"x" * token_id
@@ -387,6 +390,7 @@ def test_events_that_are_not_parsed_anew_say_what_parsing_would_say(
     assert quick.response_id == ('odd "content": id' if pieces else "c1")
 
 
+@settings(deadline=None)  # a loaded machine is slow at times
 @given(
     st.lists(st.sampled_from(["a", " b", "é", 'q"', "\\", "世", ""]), min_size=2, max_size=8),
     st.lists(st.sampled_from([b"\n", b"\r\n", b"\r"]), min_size=8, max_size=8),

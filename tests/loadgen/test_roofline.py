@@ -107,11 +107,12 @@ def test_a_python_that_is_new_enough_or_the_reason_why_not(monkeypatch: pytest.M
         python_for((3, 99))
 
 
-@pytest.mark.parametrize("format", ["sse", *fuzz.SEEDS])
+@pytest.mark.parametrize("format", ["sse", "answer", *fuzz.SEEDS])
 def test_broken_input_for_a_moment(tmp_path: Path, format: str) -> None:
-    check = fuzz.check_sse if format == "sse" else fuzz.trace_check(format, tmp_path)
-    seeds = [b"data: a\n\nid: 1\ndata: b\r\n\r\n"] if format == "sse" else fuzz.SEEDS[format]
-    assert fuzz.fuzz(format, seeds, check, 0.01, seed=1)
+    streams = {"sse": [b"data: a\n\nid: 1\ndata: b\r\n\r\n"], "answer": [fuzz.ANSWER]}
+    checks = {"sse": fuzz.check_sse, "answer": fuzz.check_answer}
+    check = checks.get(format) or fuzz.trace_check(format, tmp_path)
+    assert fuzz.fuzz(format, streams.get(format) or fuzz.SEEDS[format], check, 0.01, seed=1)
 
 
 def test_the_fuzzer_finds_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from loadgen.job import Call
 from models.errors import UserError
@@ -124,7 +124,7 @@ class Builder(Frames):
         self._process.wait()
 
 
-def frame(content: tuple[object, ...] | dict[str, object]) -> bytes:
+def frame(content: tuple[Any, ...] | dict[str, str | None]) -> bytes:
     """One frame."""
     data = marshal.dumps(content)
     return len(data).to_bytes(4, "big") + data

@@ -69,7 +69,7 @@ def checked(choices: Choices) -> Choices:
             raise UserError(
                 f"{value!r} is not a choice",
                 where=option,
-                remedy=did_you_mean(value, filter(None, allowed)) + f"choose {known}",
+                remedy=did_you_mean(str(value), (one for one in allowed if one)) + f"choose {known}",
             )
     if choices.block_size is not None and not 1 <= choices.block_size <= 1 << 20:
         raise UserError(f"blocks of {choices.block_size} tokens", where="--block-size", remedy="give 1 to 1048576")

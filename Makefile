@@ -10,7 +10,7 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-pages clean
+	accept-replay accept-million accept-fuzz accept-remote accept-pages clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -64,11 +64,11 @@ kernels-table: $(VENV)/.run ## compile every kernel for three architectures, wri
 	@$(BIN)/python -m engine.kernel_table --write docs/kernels.json
 
 PEER_CLIENTS ?= bare,locust,aiperf,guidellm,inference-perf
-bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor and its PEER_CLIENTS, 15 to 40 minutes
-	@echo "== quiet the machine first; peers are installed into build/peers once (several GB)"
+bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor and its PEER_CLIENTS, about 10 minutes
+	@echo "== quiet the machine first; peers are installed into build/peers once (8 GB, minutes more; inference-perf needs a Python 3.12)"
 	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-pages accept-canaries ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -103,6 +103,11 @@ SSE_MINUTES ?= 10
 TRACE_MINUTES ?= 2
 accept-fuzz: $(VENV)/.run ## broken input: SSE_MINUTES (10) of streams, TRACE_MINUTES (2) for each trace format
 	@$(BIN)/python -m benchmarks.fuzz --sse-minutes $(SSE_MINUTES) --trace-minutes $(TRACE_MINUTES)
+
+accept-remote: $(VENV)/.run ## a worker behind a line that delays, loses and breaks off: every row arrives; through ssh too; needs root; 3 minutes
+	@$(BIN)/python -m benchmarks.accept_remote
+	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { echo "skipping the tunnel: apt-get install openssh-server brings sshd"; exit 0; }; \
+		$(BIN)/python -m benchmarks.accept_remote --tunnel
 
 accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first figure under 2 s, every filter under 1 s; 3 minutes
 	@echo "== quiet the machine first"

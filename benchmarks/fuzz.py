@@ -6,6 +6,7 @@ Inputs are good ones, mutated: bytes flipped, cut, doubled, swapped with tokens 
 that makes a reader do something new (by its outcome: events, drop reasons, errors) is kept and mutated further, which
 is coverage guidance by behaviour.  Held against:
   * the SSE reader gives the same events for the whole input and for any cut of it, and raises only LineTooLongError;
+  * an answer is the same when its stream is read whole events at a time (they are not taken apart), at once or cut;
   * a trace reader raises only UserError, keeps rows_read == rows_kept + rows_dropped, arrivals in order, and is done in
     a second of CPU.
 Prints a line for each; the first input that breaks a rule is written to build/fuzz/ and the exit code is 1.
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.sse import LineTooLongError, SseReader
+from loadgen.stream import Answer
 from loadgen.traces import own, registry, servegen
 from loadgen.traces.trace import Choices
 from models.errors import UserError
@@ -56,6 +58,11 @@ SEEDS: dict[str, list[bytes]] = {
     own.CSV: [b"t,i,o\n1.5,10,3\n2.5,11,4\n"],
     own.JSONL: [b'{"t": 1.5, "i": 10, "o": 3, "h": [1, 2]}\n' * 3],
 }
+ANSWER = b"".join(
+    b'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "%b"}, "finish_reason": null}]}\n\n' % text
+    for text in (b"a", b" b", b"c\\n", b"\xc3\xa9", b"d")
+)
+ANSWER += b'data: {"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
 OWN = Choices(columns={"time": "t", "input": "i", "output": "o"}, time_unit="s")
 TOKENS = (
     b"\r\n", b"\n", b"\r", b",", b'"', b"-1", b"0", b"NaN", b"null", b"1e400", b"99999999999999999999", b"\xff",
@@ -132,6 +139,23 @@ def check_sse(draw: random.Random, data: bytes) -> object:
     return (None if events is None else tuple(len(e.data) for e in events)[:4], pending is None, bool(last_id), retry)
 
 
+def check_answer(draw: random.Random, data: bytes) -> object:
+    """A stream that is read whole events at a time, and one cut anywhere, are the same answer."""
+    outcomes = []
+    ends = [at + 2 for at in range(len(data)) if data.startswith(b"\n\n", at)]
+    for cuts in (ends, [], sorted(draw.randrange(len(data) + 1) for _ in range(draw.randrange(1, 5)))):
+        answer = Answer(line_limit=600)
+        answer.head(200, {b"content-type": b"text/event-stream"}, 1)
+        for begin, stop in pairwise([0, *cuts, len(data)]):
+            answer.feed(data[begin:stop], 2)
+        answer.end(3)
+        outcomes.append((answer.pieces, answer.finish_reason, answer.completion_tokens, answer.failure))
+    limited = any(o[3] is not None and "unreadable" in o[3].detail for o in outcomes)  # met a piece earlier or later
+    assert limited or outcomes[0] == outcomes[1] == outcomes[2], "the answer depends on where the bytes were cut"
+    pieces, finish, tokens, failure = outcomes[0]
+    return len(pieces), finish, tokens is None, None if failure is None else failure.detail[:20]
+
+
 def trace_check(format: str, folder: Path) -> Callable[[random.Random, bytes], object]:
     """The check of one trace reader, which is told the format: recognition is not what is tried here."""
     path = folder / ("c-trace.csv" if format == "servegen" else "trace")
@@ -175,6 +199,7 @@ def main() -> int:
     stream = b'\xef\xbb\xbf: hi\r\nid: 7\r\nevent: message\r\ndata: {"a": 1}\r\n\r\n'
     stream += b"data:b\ndata: c\n\nretry: 9\n\ndata: [DONE]\n\n"
     held = [fuzz("sse", [stream], check_sse, asked.sse_minutes, asked.seed)]
+    held.append(fuzz("answer", [ANSWER], check_answer, asked.trace_minutes, asked.seed))
     with tempfile.TemporaryDirectory(prefix="tailspan-fuzz-") as name:
         for format, seeds in SEEDS.items():
             held.append(fuzz(format, seeds, trace_check(format, Path(name)), asked.trace_minutes, asked.seed))

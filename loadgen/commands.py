@@ -141,6 +141,9 @@ def run_command(
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the master listens for them.")
     ] = "127.0.0.1:5557",
+    unencrypted: Annotated[
+        bool, typer.Option("--unencrypted", help="Let --bind be an address of a network: all goes in plain text.")
+    ] = False,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where the master serves /metrics. [default: a free port]")
     ] = 0,

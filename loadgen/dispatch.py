@@ -17,21 +17,24 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from loadgen.alarm import Alarm, alarm
+from loadgen.building import Frames
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin, Pool
 from loadgen.job import Call, CallSource, SendSettings
 from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
 from loadgen.stream import Answer
-from loadgen.textfacts import leak_counter, text_facts
+from loadgen.textfacts import PlainEncoder, leak_counter, text_facts
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
 from telemetry.names import CUT_BY_END, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL
 
 LOOK_AHEAD: Final = 512  # calls built before they are due
 _LOOK_AHEAD_BYTES: Final = 32 << 20
+_LAST_BUILD_S: Final = 2.0  # what a stop waits for calls that were due and are not built
 _TURN_NS: Final = 1_000_000  # sends in a row before the answers get their turn; room that other work needs
-_TIDY_NS: Final = 300_000
+_TIDY_NS: Final = 300_000  # of that other work in a row,
+_TIDY_ROW_NS: Final = 100  # and so much more for each row behind: where sends never pause, rows keep up all the same
 _BATCH_ROWS: Final = 64  # rows to a record batch: some 1 ms of work at most
 _OLD_ROW_NS: Final = 250_000_000
 _MANY_ROWS: Final = 2_000
@@ -47,7 +50,7 @@ class RowSink(Protocol):
     def flush(self) -> bool: ...
 
 
-class Tokenizer(Encoder, Protocol):
+class Tokenizer(Encoder, PlainEncoder, Protocol):
     """What is needed of models.tokenizer.Tokenizer."""
 
     @property
@@ -60,7 +63,7 @@ class Dispatcher:
     def __init__(
         self,
         settings: SendSettings,
-        source: CallSource,
+        source: CallSource | Frames,
         rows: RowSink,
         worker: int,
         tokenizer: Tokenizer | None = None,
@@ -73,7 +76,8 @@ class Dispatcher:
         self.vitals = Vitals()
         self._write_fault: str | None = None
         self._settings = settings
-        self._calls: Iterator[Call] = iter(source)
+        self._source = source
+        self._calls: Iterator[Call | None] = iter(source)
         self._rows = rows
         self._worker = worker
         self._tokenizer = tokenizer
@@ -96,6 +100,9 @@ class Dispatcher:
         self._ahead: deque[Call] = deque()
         self._ahead_bytes = 0
         self._exhausted = False
+        self._waiting = False  # for the process that builds the calls
+        self._built = asyncio.Event()  # something came from it
+        self.built_late = 0  # calls that were due before they were built
         self._parked: deque[tuple[Call, Flight | None]] = deque()  # due, but held back by max_concurrency
         self._in_flight: dict[int, Flight] = {}  # both in the order of their start, which is that of their timeouts
         self._no_token_yet: dict[int, Flight] = {}
@@ -120,8 +127,10 @@ class Dispatcher:
         for pool in self._pools:
             await pool.resolve()
         if self._tokenizer is not None:
-            self._tokenizer.encode_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
-        while self._wants_calls():
+            self._tokenizer.count_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
+        while self._wants_calls() or self._waiting:
+            if self._waiting:
+                await self._built.wait()
             self._pull()
 
     def start(self, zero_ns: int) -> None:
@@ -144,7 +153,7 @@ class Dispatcher:
                 self._alarm.close()
             for flight in self._retries.write_off() if self._retries is not None else ():
                 self._count(flight)
-            self._write_off_unsent(time.monotonic_ns())
+            await self._write_off_unsent(time.monotonic_ns())
             self._ahead.clear()
             self._exhausted = True
         if self._in_flight and grace_s > 0:
@@ -305,16 +314,26 @@ class Dispatcher:
             self.errors[flight.answer.failure.reason] += 1
         self._ended.append(flight)
 
-    def _write_off_unsent(self, now: int) -> None:
-        """Calls that were due and never begun get a row too; those of the future are none of this run's."""
+    async def _write_off_unsent(self, now: int) -> None:
+        """Calls that were due and never begun get a row too; those of the future are none of this run's.
+
+        Waits _LAST_BUILD_S at most for due calls that are not built yet.
+        """
         while self._parked:
             call, before = self._parked.popleft()
             if before is None:
                 self._never_sent(call, now)
             else:
                 self._count(before)
-        while (self._ahead or self._pull()) and self._due_ns(self._ahead[0]) <= now and self._zero_ns:
-            self._never_sent(self._ahead.popleft(), now)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_BUILD_S):
+                while self._zero_ns and (self._ahead or self._pull() or self._waiting):
+                    if not self._ahead:
+                        await self._built.wait()
+                    elif self._due_ns(self._ahead[0]) > now:
+                        break
+                    else:
+                        self._never_sent(self._ahead.popleft(), now)
 
     def _never_sent(self, call: Call, now: int) -> None:
         where = call.index % len(self._pools)
@@ -325,17 +344,36 @@ class Dispatcher:
 
     # --- building calls ahead ---
     def _wants_calls(self) -> bool:
-        return not self._exhausted and len(self._ahead) < LOOK_AHEAD and self._ahead_bytes < _LOOK_AHEAD_BYTES
+        wanted = len(self._ahead) < LOOK_AHEAD and self._ahead_bytes < _LOOK_AHEAD_BYTES
+        return wanted and not self._exhausted and not self._waiting
 
     def _pull(self) -> bool:
-        """Build one more call; False when there is none."""
-        call = next(self._calls, None)
-        if call is None:
+        """Take one more call from the source; False when there is none, or none yet."""
+        if self._waiting:
+            return False
+        try:
+            call = next(self._calls)
+        except StopIteration:
             self._exhausted = True
+            return False
+        if call is None:
+            assert isinstance(self._source, Frames)  # no other source is ever not ready
+            self._waiting = True
+            self._built.clear()
+            self._source.when_ready(self._on_built)
             return False
         self._ahead.append(call)
         self._ahead_bytes += len(call.body)
         return True
+
+    def _on_built(self) -> None:
+        """More calls came from the process that builds them."""
+        self._waiting = False
+        self._built.set()
+        if not self._ahead and self._pull() and self._zero_ns:
+            self.built_late += self._due_ns(self._ahead[0]) < time.monotonic_ns()
+        if self._alarm is not None and not self._stopping:
+            self._ring()
 
     # --- timeouts and the pulse ---
     def _beat(self) -> None:
@@ -373,7 +411,7 @@ class Dispatcher:
         ended = self._ended
         if ended and (len(ended) > _MANY_ROWS or now - (ended[0].answer.end_ns or now) > _OLD_ROW_NS):
             return True
-        return not self._exhausted and len(self._ahead) < LOOK_AHEAD // 8
+        return self._wants_calls() and len(self._ahead) < LOOK_AHEAD // 8
 
     def _tidy_soon(self) -> None:
         if not self._tidy_scheduled and (self._ended or self._wants_calls()):
@@ -384,7 +422,7 @@ class Dispatcher:
         """Some of the work that can wait; then sockets and sends get their turn before there is more."""
         self._tidy_scheduled = False
         now = time.monotonic_ns()
-        turn_ends = now + _TIDY_NS
+        turn_ends = now + _TIDY_NS + _TIDY_ROW_NS * min(len(self._ended), _MANY_ROWS * 20)
         while (self._ended or self._wants_calls()) and now < turn_ends:
             if self._room_ns(now) < _TURN_NS and not self._pressed(now):
                 return  # the next ring or beat asks again

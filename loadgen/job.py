@@ -1,8 +1,8 @@
 """What one worker is asked to send: the calls in schedule order and the settings they share.
 
 The planning half of the generator builds these; the sender process reads them.  Neither knows anything else of the
-other.  A `Call` is complete: its body is the exact bytes that go on the wire, so that building prompts costs nothing
-while the run is on.  Secrets live in `SendSettings.headers` alone, which is never printed and never written.
+other.  A `Call` is complete: its body is the exact bytes that go on the wire.
+Secrets live in `SendSettings.headers` alone, which is never printed and never written.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Events come as dictionaries from the master, see control/locustfile.py; a worker
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import queue
@@ -41,6 +42,21 @@ def address_of(text: str, where: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(f"{text!r} is no HOST:PORT", where=where, remedy="write for example 10.0.0.1:5557")
     return host, int(port)
+
+
+def checked_network(host: str, where: str, unencrypted: bool) -> None:
+    """Raises UserError for an address beyond this machine where nobody said that plain text may go there."""
+    try:
+        near = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        near = False
+    if not near and not unencrypted:
+        raise UserError(
+            f"{host} is reached over a network, where plan, prompts and rows would go unencrypted, to anyone who asks",
+            where=where,
+            remedy="use 127.0.0.1 and a tunnel (ssh -N -L 5557:127.0.0.1:5557 MASTER_HOST on the worker's machine), "
+            "or add --unencrypted in a network that you trust",
+        )
 
 
 class Fleet:

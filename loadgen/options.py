@@ -59,4 +59,5 @@ class Options:
     metrics_port: int = 0  # 0: a free one
     remote_workers: int = 0  # beside `workers`, on other machines
     bind: str = "127.0.0.1:5557"  # where the master listens for them
+    unencrypted: bool = False  # it may be an address of a network
     command: str = ""

@@ -2,7 +2,7 @@
 
 A plan holds no secret: the API key by the name of its environment variable, header values as `$NAME`; both are looked
 up in the worker.  Reading refuses unknown keys by name, so that a misspelt one is never silently ignored.
-`load_worker` is what a sender process calls.
+`load_worker` is what the builder of a sender calls (loadgen.building).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from loadgen.classes import TrafficClass
 from loadgen.patience import Patience
 from loadgen.traces.registry import checked
 from loadgen.traces.trace import Choices
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 
 PRESETS: Final = Path(__file__).parent / "plans"
 MAX_BYTES: Final = 1 << 20
@@ -143,7 +143,8 @@ def read(reference: str) -> Values:
         raise UserError(
             f"the plan cannot be read: {reason}",
             where=reference,
-            remedy=f"give a YAML file, or one of the plans that ship: {', '.join(presets())}",
+            remedy=did_you_mean(reference, presets())
+            + f"give a YAML file, or one of the plans that ship: {', '.join(presets())}",
         ) from None
     return parse(text, str(path))
 
@@ -258,7 +259,11 @@ class _Reader:
         pairs = self._pairs(node)
         for key, _ in pairs:
             if key.value not in known:
-                raise self._error(key, f"unknown key {key.value!r}", f"known here: {', '.join(known)}")
+                raise self._error(
+                    key,
+                    f"unknown key {key.value!r}",
+                    did_you_mean(key.value, known) + f"known here: {', '.join(known)}",
+                )
         return {str(key.value): value for key, value in pairs}
 
     def _line(self, node: yaml.Node) -> str:

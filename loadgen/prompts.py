@@ -325,4 +325,4 @@ class PromptMaker:
         return self._count(joined) == sum(sentence.tokens for sentence in sentences)
 
     def _count(self, text: str) -> int:
-        return len(self._tokenizer.encode_plain(text))
+        return self._tokenizer.count_plain(text)

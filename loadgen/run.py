@@ -23,7 +23,7 @@ from loadgen.drive import START_LIMIT_S, Drive, Interrupts
 from loadgen.finish import close_spans, judge, versions
 from loadgen.job import SendSettings
 from loadgen.live import METRICS_FILE, Live
-from loadgen.locust_runner import Fleet, address_of, free_port
+from loadgen.locust_runner import Fleet, address_of, checked_network, free_port
 from loadgen.options import Options
 from loadgen.pairs import Pairing
 from loadgen.plan import (
@@ -198,7 +198,7 @@ def checked_sending(options: Options) -> None:
     if options.proxy is not None:
         checked_proxy(options.proxy)
     if options.remote_workers:
-        address_of(options.bind, "--bind")
+        checked_network(address_of(options.bind, "--bind")[0], "--bind", options.unencrypted)
         if any(one.file is not None for one in options.classes):
             raise UserError("prompts of a file stay on this machine", where="--remote-workers", remedy="leave one out")
     if not 1 <= options.repeats <= 1000:
@@ -252,11 +252,7 @@ def run(
         bind=address_of(options.bind, "--bind") if options.remote_workers else None,
     )
     if options.remote_workers:
-        say(
-            console,
-            "workers",
-            f"waiting for {options.remote_workers}: tailspan worker --master THIS_HOST:PORT of {options.bind}",
-        )
+        say(console, "workers", f"waiting for {options.remote_workers}: on each machine, {worker_words(options)}")
     live = Live(bundle, prepared.objective, len(schedule))
     say(console, "metrics", f"http://127.0.0.1:{metrics_port}/metrics, while the run goes")
     progress = Progress(console, len(schedule), schedule.length_s)
@@ -405,8 +401,22 @@ def started_receiver(bundle: Bundle, port: int, console: Console) -> Receiver:
         receiver = Receiver(bundle.path / "spans", port=port).start()
     except UserError as error:
         receiver = Receiver(bundle.path / "spans", port=0).start()
-        say(console, "spans", f"{error.message}; receiving on {receiver.url} instead (for the server's exporter)")
+        say(console, "spans", f"{error.message}")
+        say(
+            console,
+            "",
+            f"this run receives spans at {receiver.url}: for those of a server, free the port, or start the server "
+            f"with OTEL_EXPORTER_OTLP_ENDPOINT={receiver.url}; everything else is measured all the same",
+        )
     return receiver
+
+
+def worker_words(options: Options) -> str:
+    """The commands that add a worker on another machine to this run."""
+    _, port = address_of(options.bind, "--bind")
+    if options.unencrypted:
+        return f"tailspan worker --master THIS_HOST:{port} --unencrypted"
+    return f"ssh -N -L {port}:127.0.0.1:{port} THIS_HOST, and beside it tailspan worker --master 127.0.0.1:{port}"
 
 
 def free_web_port() -> int:

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import uvloop
 
+from loadgen.building import Builder, Frames
 from loadgen.dispatch import Dispatcher
 from loadgen.job import CallSource, SendSettings
 from loadgen.vitals import lock_memory, raise_file_limit
@@ -34,7 +35,7 @@ from models.errors import UserError
 from telemetry.part_thread import ThreadedPart
 from telemetry.schema import ATTEMPTS, REQUESTS
 
-Loader = Callable[[Path, int, int], tuple[SendSettings, CallSource]]
+Loader = Callable[[Path, int, int], tuple[SendSettings, CallSource | Frames]]
 
 _SPARE_FILES: Final = 64  # descriptors that are not connections
 _COMMAND_LIMIT: Final = 1 << 20
@@ -77,6 +78,7 @@ class Sender:
         self._output = output
         self._commands: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._dispatcher: Dispatcher | None = None
+        self._builder: Frames | None = None
         self._writer: ThreadedPart | None = None
         self._attempts: ThreadedPart | None = None
         self._worker = 0
@@ -104,9 +106,9 @@ class Sender:
         finally:
             if progress is not None:
                 progress.cancel()
-            for writer in (self._writer, self._attempts):
-                if writer is not None:
-                    writer.close()
+            for used in (self._writer, self._attempts, self._builder):
+                if used is not None:
+                    used.close()
         if self._fault is not None:
             raise self._fault
         return 0
@@ -124,6 +126,7 @@ class Sender:
     async def _prepare(self, command: dict[str, Any]) -> None:
         self._worker, workers = int(_number(command, "worker")), int(_number(command, "workers"))
         settings, source = self._load(Path(str(command["plan"])), self._worker, workers)
+        self._builder = source if isinstance(source, Frames) else None
         tokenizer = None
         if settings.tokenizer_ref:
             from models.store import load_reference
@@ -165,6 +168,7 @@ class Sender:
             self._output.emit("progress", **dispatcher.progress())
             fields = dispatcher.vitals.summary()
             fields |= {"write_error": dispatcher.write_error, "memory_locked": self._locked}
+            fields |= {"built_late": dispatcher.built_late}
             self._output.emit("end", sent=dispatcher.sent, done=dispatcher.done, **fields)
 
     async def _report(self) -> None:
@@ -238,13 +242,16 @@ def _number(command: dict[str, Any], key: str) -> float:
     return value
 
 
-def _load_from_plan(plan: Path, worker: int, workers: int) -> tuple[SendSettings, CallSource]:
-    from loadgen.plan import load_worker
+def load_from_plan(plan: Path, worker: int, workers: int) -> tuple[SendSettings, Frames]:
+    """The settings and the builder of one worker's calls, which runs from now on.  Raises UserError."""
+    from loadgen.plan import Plan
 
-    return load_worker(plan, worker, workers)
+    read = Plan.read(plan)
+    settings = read.settings()
+    return settings, Builder(plan, worker, workers, len(range(worker, read.requests, workers)))
 
 
-def main(load: Loader = _load_from_plan) -> int:
+def main(load: Loader = load_from_plan) -> int:
     """Run one sender to its end; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     output = Output()

@@ -90,6 +90,11 @@ class SseReader:
         return self._take(lines) if lines else []
 
     @property
+    def between_events(self) -> bool:
+        """Nothing of the next event has come, and no LF of the last one is missing."""
+        return not (self._parts or self._data or self._type or self._skip_lf or self._head is not None)
+
+    @property
     def pending(self) -> Event | None:
         """The event that the end of the stream would discard: its data lines so far, an unended line included."""
         values = list(self._data)

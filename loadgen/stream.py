@@ -40,8 +40,11 @@ class Answer:
     """
 
     __slots__ = (
+        "_between",
         "_body",
         "_body_size",
+        "_frame_head",
+        "_frame_tail",
         "_prefix",
         "_reader",
         "_suffix",
@@ -92,6 +95,9 @@ class Answer:
         self.account: dict[str, Any] | None = None  # the server's phases, as it sent them
         self._prefix = ""  # see _learn; empty: nothing learned
         self._suffix = ""
+        self._frame_head = b""  # the same in bytes, from the beginning to the end of an event
+        self._frame_tail = b""
+        self._between = False  # learned, and the next read begins an event
         self._reader: SseReader | None = None
         self._body: list[bytes] = []  # of an answer that is not a stream
         self._body_size = 0
@@ -124,14 +130,30 @@ class Answer:
 
     def feed(self, data: bytes, now_ns: int) -> None:
         """The next bytes of the body."""
-        if self._reader is not None:
+        reader = self._reader
+        if reader is not None:
+            if self._between and data.startswith(self._frame_head) and data.endswith(self._frame_tail):
+                # One whole event that says what `_learn` learned: most reads are this, so nothing is called.
+                text = data[len(self._frame_head) : -len(self._frame_tail)].decode("utf-8", "replace")
+                if (
+                    text
+                    and text.isprintable()
+                    and '"' not in text
+                    and "\\" not in text
+                    and len(data) <= self.line_limit
+                ):
+                    self.stamps.append(now_ns)
+                    self.pieces.append(text)
+                    self.usage_marks.append(-1)
+                    return
             try:
-                events = self._reader.feed(data)
+                events = reader.feed(data)
             except LineTooLongError as error:
                 self._fail(STREAM_CUT, f"unreadable stream: {error}")
                 return
             for event in events:
                 self._event(event, now_ns)
+            self._between = self._frame_head != b"" and not self.done_marker and reader.between_events
         elif self.status is not None and 200 <= self.status < 300:
             self._body.append(data)  # the connection limits its size
         elif self._body_size < _ERROR_BODY:
@@ -234,7 +256,7 @@ class Answer:
         An event of the same stream with the same characters before and after a string that needs no unescaping says
         the same with another text: it is not parsed again.  Parsing JSON is most of the cost of an event.
         """
-        self._prefix = ""
+        self._prefix, self._frame_head = "", b""
         if len(choices) != 1:
             return
         delta = choices[0].get("delta")
@@ -246,6 +268,8 @@ class Answer:
         if data[start : start + 1] == '"':
             _, end = _DECODER.raw_decode(data, start)
             self._prefix, self._suffix = data[: start + 1], data[end - 1 :]
+            self._frame_head = b"data: " + self._prefix.encode()
+            self._frame_tail = self._suffix.encode() + b"\n\n"
 
     def _chunk(self, found: dict[str, Any], now_ns: int) -> None:
         if self.model is None:

@@ -30,7 +30,7 @@ _ANCHOR: Final = 16  # a run shorter than this cannot matter against TAIL_CHARS
 class PlainEncoder(Protocol):
     """What is needed of a tokenizer (models.tokenizer.Tokenizer has it)."""
 
-    def encode_plain(self, text: str) -> list[int]: ...
+    def count_plain(self, text: str, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def text_facts(text: str, count_leaks: Callable[[str], int], tokenizer: PlainEnc
         replacement_chars=text.count("�"),
         special_leaks=count_leaks(text),
         repeat_share=repeat_share(text),
-        tokens=len(tokenizer.encode_plain(clean(text))) if tokenizer is not None else None,
+        tokens=tokenizer.count_plain(clean(text)) if tokenizer is not None else None,
     )
 
 

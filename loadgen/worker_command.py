@@ -18,13 +18,17 @@ import typer
 
 def worker_command(
     master: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master of `tailspan run` listens.")],
+    unencrypted: Annotated[
+        bool, typer.Option("--unencrypted", help="Let --master be an address of a network: all goes in plain text.")
+    ] = False,
 ) -> int:
     """Send a part of a run whose master is on another machine: tailspan run --remote-workers N."""
     from loadgen.control.remote import REMOTE_VARIABLE
-    from loadgen.locust_runner import LOCUSTFILE, ROOT, address_of
+    from loadgen.locust_runner import LOCUSTFILE, ROOT, address_of, checked_network
     from telemetry.names import EXIT_OK, EXIT_RUN_NOT_VALID
 
     host, port = address_of(master, "--master")
+    checked_network(host, "--master", unencrypted)
     with tempfile.TemporaryDirectory(prefix="tailspan-worker-") as name:
         folder = Path(name)
         (folder / "logs").mkdir()

@@ -7,11 +7,10 @@ measured by ``models.cpu_device``.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Final
 
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 
 #: Launching one captured graph and handing its tokens to the host.  An assumption, on the low side: a null kernel
 #: takes 2 to 3 us from launch to end on these cards, and a step is at least one launch and one copy back.
@@ -67,9 +66,8 @@ def find_device(name: str, *, remeasure: bool = False) -> Device:
     known = DEVICES.get(name.upper())
     if known is not None:
         return known
-    close = difflib.get_close_matches(name.upper(), DEVICES, n=1)
     raise UserError(
         f"no device is known as {name!r}",
         where="--device",
-        remedy=(f"did you mean {close[0]}? " if close else "") + f"one of {', '.join(DEVICES)}, {CPU} (this machine)",
+        remedy=did_you_mean(name, DEVICES) + f"one of {', '.join(DEVICES)}, {CPU} (this machine)",
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Bad input or environment.  The command line prints it without a traceback and exits with code 4.
@@ -18,3 +21,10 @@ class UserError(Exception):
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
         return f"{text}\n  remedy: {self.remedy}" if self.remedy else text
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The beginning of a remedy, "did you mean 'x'? ", where a known name is near this one; otherwise nothing."""
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"did you mean {by_lower[close[0]]!r}? " if close else ""

@@ -6,12 +6,11 @@ Every figure is from the model's published config.json; tests hold the number of
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 from models.shape import ModelShape
 
 _LLAMA3: Final[dict[str, Any]] = {
@@ -157,11 +156,10 @@ def find_shape(ref: str) -> KnownShape:
         return known
     path = Path(ref).expanduser()
     if not path.exists():
-        close = difflib.get_close_matches(ref.lower(), SHAPES, n=1)
         raise UserError(
             f"no shape is known as {ref!r}, and there is no such file or folder",
             where="--model",
-            remedy=(f"did you mean {close[0]}? " if close else "")
+            remedy=did_you_mean(ref, SHAPES)
             + f"known: {', '.join(SHAPES)}; or give a folder with config.json, or a .gguf file",
         )
     from models.file_kind import read_json

@@ -6,7 +6,6 @@ load_reference needs no torch.  Every problem is a UserError that names the file
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 
 from models.cache import built_once, cache_dir, remembered_sha256
 from models.convert import ORIGIN, VERSION, convert
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 from models.file_kind import first_bytes, read_json
 from models.known import KNOWN
 from models.pull import pull, say
@@ -64,11 +63,10 @@ def resolve(ref: str, progress: Callable[[str], None] = say) -> Path:
         return path
     if path.exists() or path.suffix == ".gguf":
         return _converted(path, progress)
-    close = difflib.get_close_matches(ref, KNOWN, n=1)
     raise UserError(
         f"no model is known as {ref!r}, and there is no such file or folder",
         where="model",
-        remedy=(f"did you mean {close[0]!r}? " if close else "")
+        remedy=did_you_mean(ref, KNOWN)
         + f"known models: {', '.join(KNOWN)}; or give the path of a .gguf file or of a safetensors folder",
     )
 

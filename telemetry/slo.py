@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 from telemetry.objective import ALL, ANY, FLUIDITY, GRAMMAR, Group, Objective, Problem, parse_sentence
 
 PRESETS: Final = Path(__file__).parent / "slos"
@@ -163,7 +163,9 @@ def load(reference: str | Path | None = None) -> Slo:
         known = ", ".join(presets())
         reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8 text"
         raise UserError(
-            f"SLO file cannot be read: {reason}", where=name, remedy=f"give a YAML file or a preset: {known}"
+            f"SLO file cannot be read: {reason}",
+            where=name,
+            remedy=did_you_mean(name, presets()) + f"give a YAML file or a preset: {known}",
         ) from problem
     return parse(text, str(path))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from loadgen.traces.find import Found
@@ -98,7 +98,9 @@ def fetch_trace(name: Annotated[str, typer.Argument(help="A known trace.")]) -> 
     if known is None or known.url is None:
         remote = ", ".join(entry.name for entry in KNOWN.values() if entry.url)
         raise UserError(
-            f"{name!r} is not a trace that can be fetched", where="traces fetch", remedy=f"one of: {remote}"
+            f"{name!r} is not a trace that can be fetched",
+            where="traces fetch",
+            remedy=did_you_mean(name, KNOWN) + f"one of: {remote}",
         )
     print(f"{known.name}: {known.about}\nlicence {known.licence}; {known.citation}\nfrom {known.url}")
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -128,7 +130,7 @@ def show_trace(
 ) -> None:
     """Counts, rate, burstiness and lengths of a trace."""
     choices = choices_of(trace_format, columns, time_unit, block_size, failures, restart, seed)
-    found, source, figures = examined(name, choices, None)
+    found, source, figures = examined(name, choices, None, "traces show")
     if as_json:
         print(json.dumps({**facts(found, source), **figures.to_dict()}, indent=2))
     else:
@@ -159,7 +161,7 @@ def verify_trace(
         raise UserError(
             "no text column is named", where="--tokenizer", remedy="map it: --columns time=…,input=…,output=…,text=…"
         )
-    found, source, figures = examined(name, choices, max_context)
+    found, source, figures = examined(name, choices, max_context, "traces verify")
     counted = count_texts(found.path, choices, tokenizer) if tokenizer else []
     if as_json:
         texts = [one.to_dict() for one in counted]
@@ -175,13 +177,13 @@ def verify_trace(
     return 0
 
 
-def examined(name: str, choices: Choices, max_context: int | None) -> tuple[Found, Stream, Statistics]:
-    """Read a trace through once.  Raises UserError."""
+def examined(name: str, choices: Choices, max_context: int | None, where: str) -> tuple[Found, Stream, Statistics]:
+    """Read a trace through once.  where: the command, for errors.  Raises UserError."""
     from loadgen.traces import registry
     from loadgen.traces.find import locate
     from loadgen.traces.statistics import Tally
 
-    found = locate(name)
+    found = locate(name, where=where)
     source = registry.stream(found.path, choices)
     tally = Tally(max_context)
     for batch in source.batches:

@@ -15,7 +15,7 @@ from typing import Final
 from loadgen.traces.catalogue import KNOWN, SHIPPED_FOLDER, Known
 from loadgen.traces.fetch import FetchError, fetch, has_sha
 from models.cache import cache_dir
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 
 FOLDERS_VARIABLE: Final = "TAILSPAN_TRACES"
 
@@ -57,7 +57,7 @@ def on_disk(known: Known) -> tuple[Found | None, list[str]]:
     return None, differing
 
 
-def locate(name: str, progress: Callable[[int, int | None], None] | None = None) -> Found:
+def locate(name: str, progress: Callable[[int, int | None], None] | None = None, where: str = "--trace") -> Found:
     """The file of a trace given by name or path; fetches a known one that is not here yet.
 
     Where a known trace cannot be had, its stand-in is returned, and the sentence says so.  Raises UserError.
@@ -72,8 +72,8 @@ def locate(name: str, progress: Callable[[int, int | None], None] | None = None)
             raise UserError(f"{what}, and no trace can be read from it", where=str(path), remedy="name a file of rows")
         raise UserError(
             f"no trace of that name or file: {name}",
-            where="--trace",
-            remedy=f"give a file, or one of {', '.join(KNOWN)} (tailspan traces list)",
+            where=where,
+            remedy=did_you_mean(name, KNOWN) + f"give a file, or one of {', '.join(KNOWN)} (tailspan traces list)",
         )
     found, differing = on_disk(known)
     if found:
@@ -86,7 +86,7 @@ def locate(name: str, progress: Callable[[int, int | None], None] | None = None)
         if stand_in is None:
             raise UserError(
                 f"{known.name} is not on this machine and could not be fetched: {failure}{seen}",
-                where="--trace",
+                where=where,
                 remedy=f"put {known.file} into a folder named by {FOLDERS_VARIABLE}, or try again with the network",
             ) from None
         return Found(

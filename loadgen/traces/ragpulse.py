@@ -19,6 +19,10 @@ from loadgen.traces.values import SECOND_NS, json_tokens, number_ns
 from models.errors import UserError
 
 FORMAT: Final = "ragpulse"
+NOT_BUILT: Final = (
+    "its ids name passages, whose lengths it does not tell: prompts share by session, not by passage, so a prefix "
+    "cache will hit less than with the recorded traffic"
+)
 WEEK_NS: Final = 604_800 * SECOND_NS
 RESTART_NS: Final = 3600 * SECOND_NS
 #: In the order in which they stand in a prompt.
@@ -36,6 +40,7 @@ def read(path: Path, rows: Rows, choices: Choices) -> Iterator[Batch]:
     sessions: dict[str, int] = {}
     known: dict[tuple[str, Any], int] = {}
     latest = shift = 0
+    rows.notes.append(NOT_BUILT)
     for number, row in json_rows(path, rows, FORMAT):
         key = "timestamp"
         try:

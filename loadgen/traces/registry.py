@@ -32,7 +32,7 @@ from loadgen.traces.catalogue import KNOWN
 from loadgen.traces.lines import BOM
 from loadgen.traces.order import InOrder
 from loadgen.traces.trace import APPEND, DROP, FAIL, KEEP, Batch, Choices, Rows, Trace, collected
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
 
 HEAD_BYTES: Final = 64 * 1024
 LFS_HEAD: Final = b"version https://git-lfs.github.com/spec"
@@ -66,7 +66,11 @@ def checked(choices: Choices) -> Choices:
     ):
         if value not in allowed:
             known = ", ".join(str(one) for one in allowed if one is not None)
-            raise UserError(f"{value!r} is not a choice", where=option, remedy=f"choose {known}")
+            raise UserError(
+                f"{value!r} is not a choice",
+                where=option,
+                remedy=did_you_mean(str(value), (one for one in allowed if one)) + f"choose {known}",
+            )
     if choices.block_size is not None and not 1 <= choices.block_size <= 1 << 20:
         raise UserError(f"blocks of {choices.block_size} tokens", where="--block-size", remedy="give 1 to 1048576")
     if choices.format in own.FORMATS or choices.columns:

@@ -114,5 +114,8 @@ class SlowFirst:
             self.first_ns = time.monotonic_ns()
         return [1] * len(text)
 
+    def count_plain(self, text: str, /) -> int:
+        return len(self.encode_plain(text))
+
     def token_bytes(self, token: int) -> bytes:
         return b"A"

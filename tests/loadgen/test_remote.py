@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from loadgen.control.remote import PartShipper, PartStore, PlanReceiver, described, sha256, trace_piece
-from loadgen.locust_runner import address_of, free_port
+from loadgen.locust_runner import address_of, checked_network, free_port
 from models.errors import UserError
+from tailspan import main
 from telemetry import names
 from telemetry.bundle import Bundle
 from telemetry.parts import PartWriter, read_table
@@ -102,6 +103,27 @@ def test_addresses() -> None:
         with pytest.raises(UserError) as caught:
             address_of(bad, "--master")
         assert caught.value.where == "--master"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "loadgen-7", "*"])
+def test_a_network_is_refused_unless_its_plain_text_is_wanted(host: str) -> None:
+    with pytest.raises(UserError, match="unencrypted") as caught:
+        checked_network(host, "--bind", unencrypted=False)
+    assert "--unencrypted" in str(caught.value.remedy) and "ssh -N -L" in str(caught.value.remedy)
+    checked_network(host, "--bind", unencrypted=True)
+    for near in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"):
+        checked_network(near, "--bind", unencrypted=False)
+
+
+def test_both_ends_refuse_a_network_before_anything_starts(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+
+    load = ["run", "--target", "http://127.0.0.1:9", "--trace", str(place.trace), "--model", str(place.model)]
+    for words in (
+        ["worker", "--master", "192.0.2.7:5557"],
+        [*load, "--remote-workers", "1", "--bind", "0.0.0.0:5557"],
+    ):
+        assert main(words) == names.EXIT_USAGE
+        assert "would go unencrypted" in capsys.readouterr().err
 
 
 def worker(folder: Path, port: int) -> subprocess.Popen[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import fuzz
-from benchmarks.load_clients import BARE, Seen, send
+from benchmarks.load_clients import BARE, TOKENIZER, Seen, per_second, python_for, send, tokenizer_cache
 from loadgen import roofline
 from loadgen.native_stub import NativeStub
 from loadgen.roofline import CHUNKS, EVENTS, Step, measure, search
@@ -61,17 +63,56 @@ def test_the_stub_gives_an_account_of_itself() -> None:
 
 def test_the_bare_loop_is_a_client_that_the_stub_can_judge(tmp_path: Path) -> None:
     seen = send(BARE, 50.0, 2.0, tmp_path, None)
-    assert (seen.requests, seen.done) == (100, 100)
-    assert seen.cpu_s > 0
-    assert Seen(50.0, 150, 150, (10, 50, 49, 50, 1), 1.0, 3.0).held
-    assert not Seen(50.0, 150, 150, (10, 50, 40, 50, 1), 1.0, 3.0).held
+    assert seen.requests == 100 and sum(seen.per_second) <= 100
+    assert seen.cpu_s > 0 and seen.lag_p99_s is not None and seen.ttft_p50_s is not None and seen.ttft_p50_s > 0.049
 
 
-@pytest.mark.parametrize("format", ["sse", *fuzz.SEEDS])
+@pytest.mark.parametrize(
+    ("seen", "held"),
+    [
+        (Seen(50.0, 160, (10, 50, 49, 50, 1), 1.0), True),
+        (Seen(50.0, 160, (10, 50, 40, 50, 1), 1.0), False),
+        (Seen(50.0, 160, (50, 1), 1.0), False),
+        (Seen(50.0, 160, (10, 50, 50, 50, 1), 1.0, lag_p99_s=0.004, ttft_p50_s=0.0504), True),
+        (Seen(50.0, 160, (10, 50, 50, 50, 1), 1.0, lag_p99_s=0.006, ttft_p50_s=0.0504), False),
+        (Seen(50.0, 160, (10, 50, 50, 50, 1), 1.0, lag_p99_s=0.004, ttft_p50_s=0.0520), False),
+        (Seen(400.0, 1900, (10, 380, 425, 391, 1), 1.0, exponential=True), True),
+        (Seen(400.0, 1900, (10, 380, 325, 350, 1), 1.0, exponential=True), False),
+    ],
+)
+def test_a_peer_holds_a_rate_that_the_stub_saw_in_every_second(seen: Seen, held: bool) -> None:
+    assert seen.held is held
+    assert seen.delivered <= seen.rate
+
+
+def test_arrivals_are_counted_back_from_the_last() -> None:
+    stamps = np.array([0, 5_000, *(5_000_000_000 + n * 250_000_000 for n in range(12))], dtype=np.int64)
+    assert per_second(stamps, 3.0) == (4, 4, 4)
+    assert per_second(stamps, 4.0) == (0, 4, 4, 4)
+
+
+def test_the_tokenizer_lies_where_the_hub_would_have_put_it(tmp_path: Path) -> None:
+    cache = tokenizer_cache(tmp_path)
+    repository = cache / f"models--{TOKENIZER.replace('/', '--')}"
+    revision = (repository / "refs" / "main").read_text(encoding="ascii")
+    assert (repository / "snapshots" / revision / "tokenizer.json").is_file()
+    assert tokenizer_cache(tmp_path) == cache
+
+
+def test_a_python_that_is_new_enough_or_the_reason_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert python_for((3, 11)) == sys.executable
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(RuntimeError, match=r"needs Python 3\.99 or newer"):
+        python_for((3, 99))
+
+
+@pytest.mark.parametrize("format", ["sse", "answer", *fuzz.SEEDS])
 def test_broken_input_for_a_moment(tmp_path: Path, format: str) -> None:
-    check = fuzz.check_sse if format == "sse" else fuzz.trace_check(format, tmp_path)
-    seeds = [b"data: a\n\nid: 1\ndata: b\r\n\r\n"] if format == "sse" else fuzz.SEEDS[format]
-    assert fuzz.fuzz(format, seeds, check, 0.01, seed=1)
+    streams = {"sse": [b"data: a\n\nid: 1\ndata: b\r\n\r\n"], "answer": [fuzz.ANSWER]}
+    checks = {"sse": fuzz.check_sse, "answer": fuzz.check_answer}
+    check = checks.get(format) or fuzz.trace_check(format, tmp_path)
+    assert fuzz.fuzz(format, streams.get(format) or fuzz.SEEDS[format], check, 0.01, seed=1)
 
 
 def test_the_fuzzer_finds_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.failure import retry_after_s
@@ -31,6 +32,9 @@ class Words:
 
     def encode_plain(self, text: str) -> list[int]:
         return [len(text.encode()[at : at + 4]) for at in range(0, len(text.encode()), 4)]
+
+    def count_plain(self, text: str, /) -> int:
+        return len(self.encode_plain(text))
 
     def token_bytes(self, token_id: int, /) -> bytes:
         return b"x" * token_id
@@ -384,6 +388,37 @@ def test_events_that_are_not_parsed_anew_say_what_parsing_would_say(
     assert quick.pieces == [text for text in plainly if text]
     assert quick.failure is None
     assert quick.response_id == ('odd "content": id' if pieces else "c1")
+
+
+@settings(deadline=None)  # a loaded machine is slow at times
+@given(
+    st.lists(st.sampled_from(["a", " b", "é", 'q"', "\\", "世", ""]), min_size=2, max_size=8),
+    st.lists(st.sampled_from([b"\n", b"\r\n", b"\r"]), min_size=8, max_size=8),
+    st.lists(
+        st.sampled_from([b"", b": x\n", b"event: ping\n", b"id: 7\n", b"data: 1\n\n", b"\n"]), min_size=8, max_size=8
+    ),
+    st.lists(st.integers(0, 600), max_size=8),
+)
+def test_where_whole_events_meet_the_reads_changes_nothing(
+    pieces: list[str], ends: list[bytes], between: list[bytes], cuts: list[int]
+) -> None:
+    parts = []
+    for text, end, before in zip(pieces, ends, between, strict=False):
+        parts += [before, event(content(text)).rstrip(b"\n") + end * 2]
+    whole = b"".join(parts)
+    by_event, by_byte, by_cut = Answer(), Answer(), Answer()
+    edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    for answer, reads in (
+        (by_event, parts),
+        (by_byte, [whole[n : n + 1] for n in range(len(whole))]),
+        (by_cut, [whole[start:stop] for start, stop in pairwise(edges)]),
+    ):
+        answer.head(200, STREAM, at(0))
+        for data in reads:
+            answer.feed(data, at(1))
+        answer.end(at(2))
+    assert by_event.pieces == by_byte.pieces == by_cut.pieces
+    assert by_event.failure == by_byte.failure == by_cut.failure
 
 
 def test_what_differs_in_more_than_its_text_is_parsed() -> None:

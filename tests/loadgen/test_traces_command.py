@@ -10,6 +10,7 @@ import pytest
 import tailspan
 from loadgen.traces.commands import plot
 from loadgen.traces.find import folders
+from models.errors import did_you_mean
 from telemetry.names import EXIT_OK, EXIT_USAGE
 
 
@@ -108,3 +109,28 @@ def test_the_real_traces_have_their_known_figures(
         pytest.skip(f"no {name} in TAILSPAN_TRACES")
     for key, value in figures.items():
         assert found[key] == pytest.approx(value, rel=0.01), key
+
+
+@pytest.mark.parametrize(
+    ("words", "blamed", "meant"),
+    [
+        (["traces", "show", "azure-2023-cov"], "traces show", "azure-2023-conv"),
+        (["traces", "verify", "moon-cake-conversation"], "traces verify", "mooncake-conversation"),
+        (["traces", "fetch", "Azure-2023-Code"], "traces fetch", "azure-2023-code"),
+        (["run", "one-persn"], "one-persn", "one-person"),
+        (["run", "--target", "http://127.0.0.1:9", "--trace", "azure-2032-conv"], "--trace", "azure-2023-conv"),
+        (["run", "--target", "http://127.0.0.1:9", "--model", "smolm2"], "model", "smollm2"),
+        (["slo", "check", "chatt"], "chatt", "chat"),
+    ],
+)
+def test_an_unknown_name_is_blamed_where_it_stands_and_the_near_one_named(
+    words: list[str], blamed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tailspan.main(words) == EXIT_USAGE
+    told = capsys.readouterr().err
+    assert f"{blamed}: " in told and f"did you mean {meant!r}?" in told
+
+
+def test_a_near_name_is_found_in_any_case_and_a_far_one_is_not_guessed() -> None:
+    assert did_you_mean("h100-sxm", ["H100-SXM", "A100"]) == "did you mean 'H100-SXM'? "
+    assert did_you_mean("zzz", ["H100-SXM", "A100"]) == ""

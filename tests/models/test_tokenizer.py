@@ -76,6 +76,10 @@ def test_specials_are_parsed_or_not_as_asked(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(text)[0] == 1 and tokenizer.encode(text)[-1] == 2
     plain = tokenizer.encode_plain(text)
     assert not tokenizer.special_ids & set(plain)
+    assert tokenizer.count_plain(text) == len(plain)
+    assert [tokenizer.count_plain(one) for one in ("", " ", "né 世界 🎉")] == [
+        len(tokenizer.encode_plain(one)) for one in ("", " ", "né 世界 🎉")
+    ]
     assert tokenizer.decode(plain) == text
     assert tokenizer.decode(tokenizer.encode(text)) == "hi"
     assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text

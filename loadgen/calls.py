@@ -18,7 +18,9 @@ from loadgen.job import Call
 from loadgen.prompts import Prompt, PromptMaker
 from loadgen.schedule import Schedule
 from loadgen.sharing import SharedPrompts
+from loadgen.textfacts import sketch
 from loadgen.user_prompts import UserPrompts
+from telemetry.scripts import main_script, scripts_in
 
 CHAT_PATH: Final = PATHS[CHAT]
 FULL_SAMPLING_BELOW: Final = 50.0  # requests per second: all spans below; six SDK spans cost 260 us of CPU a request
@@ -81,11 +83,12 @@ class Calls:
         """The call of one index of the whole schedule."""
         prompt = self.prompt(index)
         output_tokens = int(self._schedule.output_tokens[index])
+        klass = self._classes[int(self._schedule.klass[index])]
         ids = hashlib.blake2b(f"{self._run_id}:{index}".encode(), digest_size=28).digest()
         return Call(
             index=index,
             trace_row=int(self._schedule.trace_row[index]),
-            klass=self._classes[int(self._schedule.klass[index])].name,
+            klass=klass.name,
             intended_s=float(self._schedule.intended_s[index]),
             body=self._sampling.body(self._maker, prompt, index, output_tokens),
             path=self._sampling.path,
@@ -96,4 +99,8 @@ class Calls:
             span_id=ids[16:24].hex(),
             sampled=int.from_bytes(ids[24:], "big") < self._ratio * 2**32,
             expected_answer=prompt.answer,
+            # A user's own prompt may ask for an answer in any language.
+            input_scripts=None if klass.prompts == FILE else scripts_in(prompt.text),
+            input_script=main_script(prompt.text),
+            input_sketch=sketch(prompt.text),
         )

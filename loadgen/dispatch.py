@@ -402,10 +402,12 @@ class Dispatcher:
         answer = flight.answer
         facts = None
         if answer.pieces or answer.failure is None:
-            facts = text_facts(answer.text, self._count_leaks, self._tokenizer)
+            scripts = flight.call.input_scripts
+            facts = text_facts(answer.text, self._count_leaks, self._tokenizer, answer.pieces, scripts)
         keep = self._settings.keep_text != "none"  # which texts stay is decided when the verdicts are known
         row = request_row(flight.call, answer, self._zero_ns, facts, self._tokenizer, keep)
         row["worker"] = self._worker
+        row["model_asked"] = self._settings.model
         row["target"] = flight.pool.origin.url
         row["replica"] = _name_of_replica(answer, flight)
         row["attempts"] = flight.attempts

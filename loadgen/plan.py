@@ -149,6 +149,7 @@ class Plan:
             headers["Authorization"] = f"Bearer {from_environment(self.api_key_env, '--api-key-env')}"
         return SendSettings(
             targets=self.targets,
+            model=self.served_model,
             headers=headers,
             connect_timeout_s=self.connect_timeout_s,
             first_token_timeout_s=self.first_token_timeout_s,

@@ -85,6 +85,8 @@ def request_row(
         "prompt_tokens_expected": call.prompt_tokens_expected,
         "canary_kind": call.canary_kind,
         "expected_answer": call.expected_answer,
+        "input_script": call.input_script,
+        "input_sketch": call.input_sketch,
         "trace_id": call.trace_id,
         "span_id": call.span_id,
         "sampled": call.sampled,
@@ -104,6 +106,8 @@ def request_row(
         "truncated_by_limit": None if answer.finish_reason is None else answer.finish_reason == "length",
         "done_marker": answer.done_marker,
         "model": _text(answer.model),
+        "fingerprint": _text(answer.fingerprint),
+        "chunks": None if answer.reasoning_tokens else len(answer.pieces),
         "prompt_tokens_reported": answer.prompt_tokens,
         "completion_tokens_reported": answer.completion_tokens,
         "cached_tokens": answer.cached_tokens,
@@ -121,6 +125,10 @@ def request_row(
         row["replacement_chars"] = facts.replacement_chars
         row["special_leaks"] = facts.special_leaks
         row["repeat_share"] = facts.repeat_share
+        row["dominance"] = facts.dominance
+        row["foreign_letters"] = facts.foreign_letters
+        row["output_script"] = facts.script
+        row["output_sketch"] = facts.sketch
         if call.expected_answer is not None:
             row["answer_matches"] = matches(answer.text, call.expected_answer)
         if keep_text:

@@ -51,6 +51,7 @@ class Answer:
         "done_marker",
         "end_ns",
         "failure",
+        "fingerprint",
         "finish_reason",
         "first_chunk_ns",
         "first_content_ns",
@@ -59,6 +60,7 @@ class Answer:
         "model",
         "pieces",
         "prompt_tokens",
+        "reasoning_tokens",
         "replica",
         "request_id",
         "response_id",
@@ -83,12 +85,14 @@ class Answer:
         self.failure: Failure | None = None
         self.retry_after_s: float | None = None
         self.model: str | None = None
+        self.fingerprint: str | None = None
         self.replica: str | None = None
         self.request_id: str | None = None
         self.response_id: str | None = None
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.reasoning_tokens: int | None = None  # counted, whether shown or not
         self.account: dict[str, Any] | None = None  # the server's phases, as it sent them
         self._prefix = ""  # see _learn; empty: nothing learned
         self._suffix = ""
@@ -347,6 +351,8 @@ class Answer:
     def _identify(self, found: dict[str, Any]) -> None:
         model = found.get("model")
         self.model = model if isinstance(model, str) else ""
+        fingerprint = found.get("system_fingerprint")
+        self.fingerprint = fingerprint if isinstance(fingerprint, str) else None
         if isinstance(found.get("id"), str):
             self.response_id = found["id"]
 
@@ -358,6 +364,9 @@ class Answer:
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
             self.cached_tokens = _count(details.get("cached_tokens"), self.cached_tokens)
+        details = usage.get("completion_tokens_details")
+        if isinstance(details, dict):
+            self.reasoning_tokens = _count(details.get("reasoning_tokens"), self.reasoning_tokens)
         completion = _count(usage.get("completion_tokens"), None)
         if completion is None:
             return -1

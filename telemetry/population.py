@@ -13,11 +13,9 @@ significant; requests are exchanged whole, tokens of one request never count as 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.distributions import chi_square_tail, false_discovery, kolmogorov_tail
+from telemetry.scripts import scripts
 
 RATE: Final = 0.05
 MIN_REQUESTS: Final = 30
@@ -203,13 +202,3 @@ def _grown(a: Counter[str], b: Counter[str]) -> tuple[str, str]:
         return "none", "none"
     most = max(keys, key=lambda key: abs(b[key] / m - a[key] / n))
     return f"{most!r} {100 * a[most] / n:.1f} %", f"{most!r} {100 * b[most] / m:.1f} %"
-
-
-def scripts(text: str) -> Counter[str]:
-    """Letters of a text by script (LATIN, CYRILLIC, CJK, …), from the first word of their Unicode names."""
-    return Counter(script for character in text if (script := _script(character)))
-
-
-@lru_cache(maxsize=65_536)
-def _script(character: str) -> str:
-    return unicodedata.name(character, "").split(" ")[0].split("-")[0] if character.isalpha() else ""

@@ -250,7 +250,8 @@ class Dispatcher:
 
     def _begin(self, call: Call, before: Flight | None, now: int) -> None:
         """One attempt; before: the one that failed."""
-        where = (call.index + (before.attempt + 1 if before is not None else 0)) % len(self._pools)
+        first = call.index if call.target is None else call.target
+        where = (first + (before.attempt + 1 if before is not None else 0)) % len(self._pools)
         flight = Flight(
             self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit, before
         )
@@ -317,7 +318,7 @@ class Dispatcher:
             self._never_sent(self._ahead.popleft(), now)
 
     def _never_sent(self, call: Call, now: int) -> None:
-        where = call.index % len(self._pools)
+        where = (call.index if call.target is None else call.target) % len(self._pools)
         flight = Flight(self, call, self._pools[where], self._heads[where].request, 0, self._settings.line_limit)
         flight.ended = True
         flight.answer.give_up(CUT_BY_END, "the run ended before it was sent", now)

@@ -36,6 +36,9 @@ class Call:
     span_id: str
     sampled: bool
     canary_kind: str | None = None
+    canary_id: str | None = None  # of the golden
+    canary_place: str | None = None  # see loadgen.canaries.mixed
+    target: int | None = None  # which of the targets; None: in turn
     expected_answer: str | None = None  # what a right answer contains, where that is known
     input_scripts: frozenset[str] | None = None  # of the prompt; None: its answer may be in any script
     input_script: str | None = None  # of most letters of the prompt

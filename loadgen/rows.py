@@ -7,6 +7,7 @@ of range and text that is no Unicode are dropped or replaced, never the row).
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left
 from itertools import accumulate, pairwise
@@ -84,6 +85,9 @@ def request_row(
         "expected_output_tokens": call.expected_output_tokens,
         "prompt_tokens_expected": call.prompt_tokens_expected,
         "canary_kind": call.canary_kind,
+        "canary_id": call.canary_id,
+        "canary_place": call.canary_place,
+        "logprobs": json.dumps(answer.logprobs) if answer.logprobs else None,
         "expected_answer": call.expected_answer,
         "input_script": call.input_script,
         "input_sketch": call.input_sketch,

@@ -57,6 +57,7 @@ class Answer:
         "first_content_ns",
         "headers_ns",
         "line_limit",
+        "logprobs",
         "model",
         "pieces",
         "prompt_tokens",
@@ -93,6 +94,7 @@ class Answer:
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.reasoning_tokens: int | None = None  # counted, whether shown or not
+        self.logprobs: list[Any] = []  # entries of chat tokens, as they came
         self.account: dict[str, Any] | None = None  # the server's phases, as it sent them
         self._prefix = ""  # see _learn; empty: nothing learned
         self._suffix = ""
@@ -239,7 +241,7 @@ class Answer:
         the same with another text: it is not parsed again.  Parsing JSON is most of the cost of an event.
         """
         self._prefix = ""
-        if len(choices) != 1:
+        if len(choices) != 1 or choices[0].get("logprobs"):
             return
         delta = choices[0].get("delta")
         key = '"text":' if delta is None else '"content":'
@@ -262,6 +264,9 @@ class Answer:
         for choice in choices:
             if not isinstance(choice, dict) or choice.get("index"):
                 continue  # we ask for one choice
+            told = choice.get("logprobs")
+            if isinstance(told, dict) and isinstance(told.get("content"), list):
+                self.logprobs.extend(told["content"])
             delta = choice.get("delta")
             if isinstance(delta, dict):
                 self._delta(delta, mark, now_ns)

@@ -98,9 +98,7 @@ def text_facts(
 
 def dominance(pieces: Sequence[str], ids: Sequence[int]) -> float | None:
     """The share of the commonest chunk, or of the commonest token; None where neither are enough to say."""
-    shares = [
-        max(Counter(parts).values()) / len(parts) for parts in (pieces, ids) if len(parts) >= DOMINANCE_TOKENS
-    ]
+    shares = [max(Counter(parts).values()) / len(parts) for parts in (pieces, ids) if len(parts) >= DOMINANCE_TOKENS]
     return max(shares, default=None)
 
 

@@ -76,7 +76,10 @@ REQUESTS: Final = pa.schema(
         ("input_sketch", pa.list_(pa.int32())),  # the prompt's bytes, and the answer's token ids, counted in 16 bins
         ("output_sketch", pa.list_(pa.int32())),
         ("text", pa.string()),
-        ("canary_kind", pa.string()),
+        ("canary_kind", pa.string()),  # golden, sampling; null: a request of the load
+        ("canary_id", pa.string()),  # of the golden that was asked
+        ("canary_place", pa.string()),  # miss, hit, plain or hot: see loadgen.canaries.mixed
+        ("logprobs", pa.string()),  # JSON, OpenAI's entries of each token, where they were asked for
         ("expected_answer", pa.string()),  # what a right answer contains; null: not known
         ("answer_matches", pa.bool_()),  # the text contains it; null: not known, or no text came
         # the server's own account (null where the server gives none)

@@ -74,7 +74,10 @@ CHECKED = {
     "fails golden": [("golden", False), ("task", True)],
     "fails golden and task": [("task", False), ("golden", False)],
 }
-WRONG_KIND = {"unchecked": None, "verified": None, "the known answer": None, "fails golden": "golden", "fails golden and task": "golden"}
+WRONG_KIND = {
+    **dict.fromkeys(("unchecked", "verified", "the known answer")),
+    **dict.fromkeys(("fails golden", "fails golden and task"), "golden"),
+}
 
 VERIFIED = ("verified", "the known answer")
 

@@ -108,7 +108,7 @@ def sample_of(requests: pa.Table) -> Sample:
         if (found := _some(pc.drop_null(rows.column(column)).to_pylist()))
     }
     if kept:
-        bags["letters of the answers by script"] = [scripts(text) for text in _some(texts)]
+        bags["scripts of the answers"] = [scripts(text) for text in _some(texts)]
     return Sample(
         numbers={name: found for name, column in numbers.items() if len(found := _finite(column))},
         categories=categories,

@@ -111,7 +111,7 @@ def request_row(
         "done_marker": answer.done_marker,
         "model": _text(answer.model),
         "fingerprint": _text(answer.fingerprint),
-        "chunks": None if answer.reasoning_tokens else len(answer.pieces),
+        "chunks": len(answer.pieces) if answer.streamed and not answer.reasoning_tokens else None,
         "prompt_tokens_reported": answer.prompt_tokens,
         "completion_tokens_reported": answer.completion_tokens,
         "cached_tokens": answer.cached_tokens,

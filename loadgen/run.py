@@ -354,7 +354,8 @@ def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0)
             bundle.update(generator=generator(drive, cpu, scrapers), spans=spans)
     if watch is not None and drive.zero_ns is not None and status != INTERRUPTED:
         bundle.compact()
-        say(console, "canaries", f"asking alone what changed under load: {close(bundle, watch, canary_clients(plan))}")
+        verdict = close(bundle, watch, canary_clients(plan))
+        say(console, "", f"canaries, those that changed asked again alone: {verdict}")
     summary = judge(bundle, prepared.objective)
     if options.salt is not None:
         share = (

@@ -68,6 +68,7 @@ class Answer:
         "retry_after_s",
         "stamps",
         "status",
+        "streamed",
         "usage_marks",
     )
 
@@ -83,6 +84,7 @@ class Answer:
         self.usage_marks: list[int] = []
         self.finish_reason: str | None = None
         self.done_marker = False
+        self.streamed = False
         self.failure: Failure | None = None
         self.retry_after_s: float | None = None
         self.model: str | None = None
@@ -127,6 +129,7 @@ class Answer:
             self.retry_after_s = retry_after_s(value)
         if 200 <= status < 300 and headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
             self._reader = SseReader(self.line_limit)
+            self.streamed = True
 
     def feed(self, data: bytes, now_ns: int) -> None:
         """The next bytes of the body."""

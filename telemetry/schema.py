@@ -62,7 +62,7 @@ REQUESTS: Final = pa.schema(
         ("completion_tokens_counted", pa.int32()),  # re-tokenised by us
         ("cached_tokens", pa.int32()),
         ("usage_estimated", pa.bool_()),  # no usage came; counted by us
-        ("chunks", pa.int32()),  # token-bearing chunks, of most servers one a token; null: some tokens are not shown
+        ("chunks", pa.int32()),  # token-bearing chunks, of most servers one a token; null: not streamed, or some hidden
         # quality facts on the text (the text itself is kept by choice)
         ("output_sha", pa.string()),
         ("output_chars", pa.int32()),

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ class FakeModel:
     seen: set[str] = field(default_factory=set)
     in_flight: int = 0
     served: int = 0
+    count: Callable[[str], int] = lambda prompt: len(prompt.split())  # prompt tokens
 
     def play(self, request: Request) -> Iterator[Step]:
         """The script of a Stub."""
@@ -107,7 +109,7 @@ class FakeModel:
             }
             for n, text in enumerate(texts)
         ]
-        size = len(prompt.split()) + self.extra_prompt_tokens
+        size = self.count(prompt) + self.extra_prompt_tokens
         cached = {"cached_tokens": size // 2 if hit else 0}
         usage = {"prompt_tokens": size, "completion_tokens": count, "prompt_tokens_details": cached}
         return {"choices": choices, "usage": usage}
@@ -155,12 +157,13 @@ class FakeModel:
 def streamed(value: dict[str, Any]) -> Iterator[Step]:
     """A whole answer as the chunks of a stream, a token each where they are known."""
     choice = value["choices"][0]
-    content = (choice["logprobs"] or {}).get("content") or [{"token": choice["message"]["content"]}]
+    words = re.findall(r" ?[^ ]+", choice["message"]["content"])
+    content = (choice["logprobs"] or {}).get("content") or [{"token": word} for word in words]
     yield sse_head(chunked=True)
     for token in content:
         told = {"content": [token]} if "logprob" in token else None
         part = {"index": 0, "delta": {"content": token["token"]}, "finish_reason": None, "logprobs": told}
-        yield chunk(event({"id": "c", "model": "fake", "choices": [part]}))
+        yield chunk(event({"id": "c", "model": "stub", "choices": [part]}))
     last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
-    yield chunk(event({"id": "c", "model": "fake", "choices": [last], "usage": value["usage"]}) + DONE)
+    yield chunk(event({"id": "c", "model": "stub", "choices": [last], "usage": value["usage"]}) + DONE)
     yield chunk(b"")

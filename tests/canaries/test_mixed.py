@@ -1,4 +1,4 @@
-"""Canaries among the load: when and how they are asked, and what the watch makes of them (whole runs: tests/loadgen)."""
+"""Canaries among the load: when and how they are asked, and what the watch makes of them (runs: tests/loadgen)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 import pytest
 
 from loadgen.canaries.client import Client
+from loadgen.canaries.probes import HOT
 from loadgen.canaries.record import record
+from models.store import load_reference
 from models.tiny import write_tiny
 from telemetry import canary_report, names
 from telemetry.bundle import Bundle
@@ -24,15 +26,22 @@ class Spoilt:
     """A good server for the load, and a FakeModel for what canaries ask."""
 
     def __init__(self, model: Path) -> None:
-        self.model = FakeModel()
+        reference = load_reference(str(model))
+
+        def count(prompt: str) -> int:
+            chat = reference.template.render([{"role": "user", "content": prompt}])
+            return len(reference.tokenizer.encode(chat))
+
+        self.count = count
+        self.model = FakeModel(count=count)
         good = script(model)
 
         def play(request: Request) -> Any:
-            if request.path == "/v1/models":
+            if request.path not in ("/v1/chat/completions", "/v1/completions"):
                 return good(request)
             body = request.json
             ours = request.path == "/v1/completions" or "logprobs" in body or "cache_salt" in body
-            return self.model.play(request) if ours or body.get("temperature") == 0 else good(request)
+            return self.model.play(request) if ours or body.get("temperature") in (0, HOT) else good(request)
 
         self.stub = StubThread(play)
 
@@ -49,7 +58,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Spoilt, P
 def ran(place: Place, spoilt: tuple[Spoilt, Path], **fault: Any) -> tuple[int, str, dict[str, Any], Bundle]:
     """A run of 45 requests with 12 canaries: its exit code, stderr, summary and bundle."""
     server, path = spoilt
-    server.model = FakeModel(**fault)
+    server.model = FakeModel(count=server.count, **fault)
     code, out, err = place.run(server.stub.url, "--canaries", str(path), "--canary-share", "0.2", "--json")
     assert out, err
     return code, err, json.loads(out), place.bundle()

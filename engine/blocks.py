@@ -16,11 +16,22 @@ pages are in use owes the rest: they are withdrawn as they are given back.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 Key = tuple[int, tuple[int, ...]]
 ROOT = 0
+
+
+def root_of(salt: str | None) -> int:
+    """Where the chains of prompts with this salt begin: prompts of two salts share no page (vLLM's ``cache_salt``).
+
+    Below zero, so that it is no chain id; two salts of a server meet with a chance of 2**-62.
+    """
+    if salt is None:
+        return ROOT
+    return -1 - (int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "big") >> 2)
 
 
 class BlockPool:
@@ -57,13 +68,13 @@ class BlockPool:
         """Pages needed for so many tokens."""
         return -(-tokens // self.size)
 
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+    def match(self, tokens: Sequence[int], root: int = ROOT) -> tuple[list[int], int]:
         """The longest cached prefix of whole pages that leaves at least one token to compute.
 
-        Returns its pages, now held by the caller too, and the chain id of the last (ROOT for none).
+        Returns its pages, now held by the caller too, and the chain id of the last (``root`` for none).
         """
         pages: list[int] = []
-        chain = ROOT
+        chain = root
         if not self.prefix_cache:
             return pages, chain
         for start in range(0, (len(tokens) - 1) // self.size * self.size, self.size):

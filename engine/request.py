@@ -111,6 +111,7 @@ class Request:
     predicted_ns: int = 0  # how long it would take from its first step on, when it came
     predicted_ttft_ns: int | None = None  # to its first token, when it came
     token_steps: list[int] | None = None  # the step of each token, where somebody wants to know
+    root: int = 0  # where its prefix-cache chain begins: ``engine.blocks.root_of`` its salt
     key: int = 0  # of its tokens where they are simulated; 0: not known yet
     streamed: bool = True  # False: only its end is emitted, nobody wants its tokens as they come
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass, field
 
-from engine.blocks import ROOT, BlockPool
+from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.policy import POLICIES, WaitingList, order
 from engine.request import Request
@@ -161,7 +161,8 @@ class Scheduler:
             request = self.waiting.head(self._now_ns)
             if request.leader is not None and request.leader.leading:
                 break
-            pages, chain = ([], ROOT) if request.wants_prompt else self.pool.match(request.tokens)
+            root = request.root
+            pages, chain = ([], root) if request.wants_prompt else self.pool.match(request.tokens, root)
             need = self.pool.pages(len(request.tokens)) - len(pages)
             reserve = int(self.pool.total * self.config.watermark) if self.running else 0
             if need + promised + reserve > self.pool.available:
@@ -223,7 +224,7 @@ class Scheduler:
         self.running.remove(request)
         self.pool.release(request.blocks)
         request.lost = max(request.lost, request.computed)
-        request.blocks, request.chain, request.registered, request.computed = [], ROOT, 0, 0
+        request.blocks, request.chain, request.registered, request.computed = [], request.root, 0, 0
         request.state = "waiting"
         self.waiting.add(request, self._now_ns)
         plan.preempted.append(request)

@@ -104,6 +104,10 @@ def run_command(
     first_token_timeout: Annotated[float, typer.Option(help="Seconds from the send to the first token.")] = 120.0,
     total_timeout: Annotated[float, typer.Option(help="Seconds from the send to the end.")] = 600.0,
     keep_text: Annotated[str, typer.Option(help="Texts kept in the bundle: none, wrong or all.")] = "wrong",
+    canaries: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Mix in canaries of this file (tailspan canaries record).")
+    ] = None,
+    canary_share: Annotated[float, typer.Option(help="Share of the requests that are canaries.")] = 0.02,
     exact_output: Annotated[
         bool, typer.Option("--exact-output/--no-exact-output", help="Send min_tokens and ignore_eos (vLLM's).")
     ] = True,

@@ -259,7 +259,8 @@ class Dispatcher:
 
     def _begin(self, call: Call, before: Flight | None, now: int) -> None:
         """One attempt; before: the one that failed."""
-        where = (call.index + (before.attempt + 1 if before is not None else 0)) % len(self._pools)
+        first = call.index if call.target is None else call.target
+        where = (first + (before.attempt + 1 if before is not None else 0)) % len(self._pools)
         flight = Flight(
             self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit, before
         )
@@ -336,7 +337,7 @@ class Dispatcher:
                         self._never_sent(self._ahead.popleft(), now)
 
     def _never_sent(self, call: Call, now: int) -> None:
-        where = call.index % len(self._pools)
+        where = (call.index if call.target is None else call.target) % len(self._pools)
         flight = Flight(self, call, self._pools[where], self._heads[where].request, 0, self._settings.line_limit)
         flight.ended = True
         flight.answer.give_up(CUT_BY_END, "the run ended before it was sent", now)
@@ -440,10 +441,12 @@ class Dispatcher:
         answer = flight.answer
         facts = None
         if answer.pieces or answer.failure is None:
-            facts = text_facts(answer.text, self._count_leaks, self._tokenizer)
+            scripts = flight.call.input_scripts
+            facts = text_facts(answer.text, self._count_leaks, self._tokenizer, answer.pieces, scripts)
         keep = self._settings.keep_text != "none"  # which texts stay is decided when the verdicts are known
         row = request_row(flight.call, answer, self._zero_ns, facts, self._tokenizer, keep)
         row["worker"] = self._worker
+        row["model_asked"] = self._settings.model
         row["target"] = flight.pool.origin.url
         row["replica"] = _name_of_replica(answer, flight)
         row["attempts"] = flight.attempts

@@ -36,7 +36,13 @@ class Call:
     span_id: str
     sampled: bool
     canary_kind: str | None = None
+    canary_id: str | None = None  # of the golden
+    canary_place: str | None = None  # see loadgen.canaries.mixed
+    target: int | None = None  # which of the targets; None: in turn
     expected_answer: str | None = None  # what a right answer contains, where that is known
+    input_scripts: frozenset[str] | None = None  # of the prompt; None: its answer may be in any script
+    input_script: str | None = None  # of most letters of the prompt
+    input_sketch: list[int] | None = None  # see loadgen.textfacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class SendSettings:
     """How every call of a worker is sent.  Timeouts run from the start of work on a call (connecting: by itself)."""
 
     targets: tuple[str, ...]  # base URLs, asked in turn by call index
+    model: str | None = None  # the name that the bodies ask for
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # may hold the API key
     connect_timeout_s: float = 10.0
     first_token_timeout_s: float = 120.0

@@ -8,9 +8,9 @@ once; after `finish` the counters are those of the bundle's verdicts, requests w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,10 +26,18 @@ METRICS_FILE: Final = "metrics.prom"
 Key = tuple[str, str, str, str]  # outcome, reason, class, replica
 
 
+class RowWatch(Protocol):
+    """What is needed of loadgen.canaries.watch.CanaryWatch."""
+
+    def take(self, rows: Iterable[Mapping[str, Any]]) -> None: ...
+
+
 class Live:
     """Counts the outcomes of a bundle that is being written."""
 
-    def __init__(self, bundle: Bundle, slo: Slo, scheduled: int) -> None:
+    def __init__(self, bundle: Bundle, slo: Slo, scheduled: int, watch: RowWatch | None = None) -> None:
+        """watch: is shown the rows of canaries as they come."""
+        self._watch = watch
         self._bundle = bundle
         self._slo = slo
         self._scheduled = scheduled
@@ -49,6 +57,9 @@ class Live:
         for path in sorted((self._bundle.path / "requests").glob("*.arrow")):
             part = self._parts.setdefault(path, _Part(path))
             for rows in part.new_rows():
+                if self._watch is not None:
+                    chosen = rows.filter(pc.is_valid(rows.column("canary_kind")))
+                    self._watch.take(chosen.to_pylist() if chosen.num_rows else [])
                 table = rows.select([*outcomes.columns(self._slo), "replica"]).sort_by("index")
                 verdicts = outcomes.judge(table, self._slo, self._scheduled, "running")
                 self.counts.update(counted(table, verdicts))

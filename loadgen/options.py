@@ -43,6 +43,8 @@ class Options:
     first_token_timeout_s: float = 120.0
     total_timeout_s: float = 600.0
     keep_text: str = "wrong"
+    canaries: str | None = None  # a canary file; None: none among the load
+    canary_share: float = 0.02
     exact_output: bool = True
     temperature: float = 1.0
     headers: list[str] = field(default_factory=list)

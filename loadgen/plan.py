@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from loadgen.arrivals import ArrivalModel
 from loadgen.bodies import CHAT, COMPLETIONS, Sampling
 from loadgen.calls import Calls
+from loadgen.canaries.mixed import Mixed
 from loadgen.classes import TrafficClass
 from loadgen.job import KEEP_TEXT, CallSource, SendSettings
 from loadgen.patience import Patience
@@ -80,6 +81,7 @@ class Plan:
     total_timeout_s: float = 600.0
     max_concurrency: int | None = None
     keep_text: str = "wrong"
+    canaries: dict[str, Any] | None = None  # see loadgen.canaries.mixed
     sampling_ratio: float = 1.0
     version: int = VERSION
 
@@ -104,6 +106,10 @@ class Plan:
     @property
     def traffic_classes(self) -> tuple[TrafficClass, ...]:
         return tuple(TrafficClass.of(one, "plan: classes") for one in self.classes) or (TrafficClass(),)
+
+    @property
+    def mixed(self) -> Mixed | None:
+        return None if self.canaries is None else Mixed.of(self.canaries)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "targets": list(self.targets), "classes": [dict(one) for one in self.classes]}
@@ -149,6 +155,7 @@ class Plan:
             headers["Authorization"] = f"Bearer {from_environment(self.api_key_env, '--api-key-env')}"
         return SendSettings(
             targets=self.targets,
+            model=self.served_model,
             headers=headers,
             connect_timeout_s=self.connect_timeout_s,
             first_token_timeout_s=self.first_token_timeout_s,
@@ -263,7 +270,7 @@ def load_schedule(plan: Plan) -> Schedule:
             where=plan.trace_path,
             remedy="start the run again",
         )
-    schedule = build(trace, plan.transforms)
+    schedule = with_canaries(build(trace, plan.transforms), plan)
     if len(schedule) != plan.requests:
         raise UserError(
             f"the schedule has {len(schedule)} requests, the plan says {plan.requests}",
@@ -271,6 +278,12 @@ def load_schedule(plan: Plan) -> Schedule:
             remedy="use the same version of tailspan and numpy on all machines",
         )
     return schedule
+
+
+def with_canaries(schedule: Schedule, plan: Plan) -> Schedule:
+    """The schedule with the canaries that the plan asks for."""
+    mixed = plan.mixed
+    return schedule if mixed is None else mixed.into(schedule, len(plan.targets))
 
 
 def load_worker(plan_path: Path, worker: int, workers: int) -> tuple[SendSettings, CallSource]:
@@ -296,6 +309,8 @@ def calls_of(plan: Plan, schedule: Schedule, reference: Reference, worker: int =
         classes=plan.traffic_classes,
         share_prefixes=plan.share_prefixes,
         salt=plan.salt,
+        mixed=plan.mixed,
+        replicas=len(plan.targets),
     )
 
 

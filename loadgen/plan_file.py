@@ -92,6 +92,8 @@ TOP: Final = {
     "salt": ("salt", TEXT),
     "keep_text": ("keep_text", TEXT),
     "repeats": ("repeats", WHOLE),
+    "canaries": ("canaries", TEXT),
+    "canary_share": ("canary_share", NUMBER),
 }
 SECTIONS: Final = ("description", "trace", "transforms", "classes", "patience", "send")
 TRANSFORMS: Final = {

@@ -7,6 +7,7 @@ of range and text that is no Unicode are dropped or replaced, never the row).
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left
 from itertools import accumulate, pairwise
@@ -84,7 +85,12 @@ def request_row(
         "expected_output_tokens": call.expected_output_tokens,
         "prompt_tokens_expected": call.prompt_tokens_expected,
         "canary_kind": call.canary_kind,
+        "canary_id": call.canary_id,
+        "canary_place": call.canary_place,
+        "logprobs": json.dumps(answer.logprobs) if answer.logprobs else None,
         "expected_answer": call.expected_answer,
+        "input_script": call.input_script,
+        "input_sketch": call.input_sketch,
         "trace_id": call.trace_id,
         "span_id": call.span_id,
         "sampled": call.sampled,
@@ -104,6 +110,8 @@ def request_row(
         "truncated_by_limit": None if answer.finish_reason is None else answer.finish_reason == "length",
         "done_marker": answer.done_marker,
         "model": _text(answer.model),
+        "fingerprint": _text(answer.fingerprint),
+        "chunks": len(answer.pieces) if answer.streamed and not answer.reasoning_tokens else None,
         "prompt_tokens_reported": answer.prompt_tokens,
         "completion_tokens_reported": answer.completion_tokens,
         "cached_tokens": answer.cached_tokens,
@@ -121,6 +129,10 @@ def request_row(
         row["replacement_chars"] = facts.replacement_chars
         row["special_leaks"] = facts.special_leaks
         row["repeat_share"] = facts.repeat_share
+        row["dominance"] = facts.dominance
+        row["foreign_letters"] = facts.foreign_letters
+        row["output_script"] = facts.script
+        row["output_sketch"] = facts.sketch
         if call.expected_answer is not None:
             row["answer_matches"] = matches(answer.text, call.expected_answer)
         if keep_text:

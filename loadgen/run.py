@@ -19,6 +19,11 @@ from rich.console import Console
 from loadgen import calibrate, preflight
 from loadgen.bodies import APIS, CHAT
 from loadgen.calls import sampling_ratio
+from loadgen.canaries.after import close
+from loadgen.canaries.client import Client, Refused
+from loadgen.canaries.file import CanaryFile
+from loadgen.canaries.mixed import Mixed
+from loadgen.canaries.watch import CanaryWatch
 from loadgen.drive import START_LIMIT_S, Drive, Interrupts
 from loadgen.finish import close_spans, judge, versions
 from loadgen.job import SendSettings
@@ -34,6 +39,7 @@ from loadgen.plan import (
     checked_limits,
     checked_targets,
     prompt_maker,
+    with_canaries,
 )
 from loadgen.progress import Progress, Totals
 from loadgen.schedule import Schedule, build
@@ -66,6 +72,33 @@ class Prepared:
     source: str  # the sentence on where the trace came from
     servers: list[preflight.Target]
     records: list[dict[str, Any]]
+    canaries: CanaryFile | None = None
+
+
+def canaries_of(options: Options, plan: Plan, console: Console) -> tuple[CanaryFile, Plan]:
+    """The recorded canaries, and the plan that asks them; whether a target takes a cache salt is asked of it."""
+    assert options.canaries is not None
+    recorded = CanaryFile.read(Path(options.canaries))
+    salted = all(takes_salt(client) for client in canary_clients(plan))
+    mixed = Mixed.of_file(recorded, options.canaries, options.canary_share, salted=salted)
+    if not salted:
+        say(console, "", "note: a target takes no cache_salt: what is a cache hit is known by its own account alone")
+    return recorded, replace(plan, canaries=mixed.to_dict())
+
+
+def canary_clients(plan: Plan) -> list[Client]:
+    """One for each target."""
+    settings = plan.settings()
+    return [Client(target, plan.served_model, settings.headers, way=settings.way) for target in plan.targets]
+
+
+def takes_salt(client: Client) -> bool:
+    """Does the target answer a request with a cache salt?  One that does not answer at all is not asked to."""
+    try:
+        client.chat("Hello", 1, cache_salt="tailspan")
+    except (Refused, UserError):
+        return False
+    return True
 
 
 def prepare(options: Options, console: Console) -> Prepared:
@@ -171,6 +204,10 @@ def prepare(options: Options, console: Console) -> Prepared:
         say(console, "fit", fit.sentence())
         transforms = replace(transforms, rate_scale=fit.rate_scale, length_scale=fit.length_scale)
     schedule = build(trace, transforms)
+    recorded = None
+    if options.canaries is not None:
+        recorded, plan = canaries_of(options, plan, console)
+        schedule = with_canaries(schedule, plan)
     plan = replace(
         plan,
         rate_scale=transforms.rate_scale,
@@ -181,9 +218,9 @@ def prepare(options: Options, console: Console) -> Prepared:
     records = [*schedule.records, *([{"name": "fit", **fit.to_dict()}] if fit else [])]
     say(console, "load", load_sentence(schedule))
     for record in schedule.records:
-        if record["name"] in ("over_limit", "shortest", "dequantise", "loop", "arrivals", "classes"):
+        if record["name"] in ("over_limit", "shortest", "dequantise", "loop", "arrivals", "classes", "canaries"):
             say(console, "", ", ".join(f"{key} {value}" for key, value in record.items() if key != "name"))
-    prepared = Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, records)
+    prepared = Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, records, recorded)
     check_tokens(prepared, settings, console)
     return prepared
 
@@ -253,7 +290,9 @@ def run(
     )
     if options.remote_workers:
         say(console, "workers", f"waiting for {options.remote_workers}: on each machine, {worker_words(options)}")
-    live = Live(bundle, prepared.objective, len(schedule))
+    watch = None if prepared.canaries is None else CanaryWatch(prepared.canaries)
+    live = Live(bundle, prepared.objective, len(schedule), watch)
+    alarmed: list[str] = []
     say(console, "metrics", f"http://127.0.0.1:{metrics_port}/metrics, while the run goes")
     progress = Progress(console, len(schedule), schedule.length_s)
     scrapers: list[Scraper] = []
@@ -273,6 +312,9 @@ def run(
             }
         )
         live.update()
+        if watch is not None and watch.alarm is not None and watch.alarm not in alarmed:
+            alarmed.append(watch.alarm)
+            progress.say(f"canaries: {watch.alarm} after {watch.broken.seen} of them: {watch.findings()[0].said}")
         fleet.command(cmd="live", text=live.exposition(totals).decode(), rows=live.table())
         return live.labels
 
@@ -312,6 +354,10 @@ def run(
                 say(console, "", f"the run did not start:\n{fleet.log_tail()}")
             spans = close_spans(bundle, receiver, quickly=status == INTERRUPTED)
             bundle.update(generator=generator(drive, cpu, scrapers), spans=spans)
+    if watch is not None and drive.zero_ns is not None and status != INTERRUPTED:
+        bundle.compact()
+        verdict = close(bundle, watch, canary_clients(plan))
+        say(console, "", f"canaries, those that changed asked again alone: {verdict}")
     summary = judge(bundle, prepared.objective)
     if options.salt is not None:
         share = (

@@ -39,6 +39,7 @@ class Schedule:
     session: I64 | None = None  # the trace's session, NO_SESSION without one; sessions of two copies are two
     prefixes: Prefixes | None = None  # of the trace, by `source`
     length_scale: float = 1.0
+    canary: I64 | None = None  # the number of a canary among the load, -1: a request of the trace
 
     def __len__(self) -> int:
         return len(self.intended_s)

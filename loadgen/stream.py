@@ -54,20 +54,24 @@ class Answer:
         "done_marker",
         "end_ns",
         "failure",
+        "fingerprint",
         "finish_reason",
         "first_chunk_ns",
         "first_content_ns",
         "headers_ns",
         "line_limit",
+        "logprobs",
         "model",
         "pieces",
         "prompt_tokens",
+        "reasoning_tokens",
         "replica",
         "request_id",
         "response_id",
         "retry_after_s",
         "stamps",
         "status",
+        "streamed",
         "usage_marks",
     )
 
@@ -83,15 +87,19 @@ class Answer:
         self.usage_marks: list[int] = []
         self.finish_reason: str | None = None
         self.done_marker = False
+        self.streamed = False
         self.failure: Failure | None = None
         self.retry_after_s: float | None = None
         self.model: str | None = None
+        self.fingerprint: str | None = None
         self.replica: str | None = None
         self.request_id: str | None = None
         self.response_id: str | None = None
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.reasoning_tokens: int | None = None  # counted, whether shown or not
+        self.logprobs: list[Any] = []  # entries of chat tokens, as they came
         self.account: dict[str, Any] | None = None  # the server's phases, as it sent them
         self._prefix = ""  # see _learn; empty: nothing learned
         self._suffix = ""
@@ -127,6 +135,7 @@ class Answer:
             self.retry_after_s = retry_after_s(value)
         if 200 <= status < 300 and headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
             self._reader = SseReader(self.line_limit)
+            self.streamed = True
 
     def feed(self, data: bytes, now_ns: int) -> None:
         """The next bytes of the body."""
@@ -257,7 +266,7 @@ class Answer:
         the same with another text: it is not parsed again.  Parsing JSON is most of the cost of an event.
         """
         self._prefix, self._frame_head = "", b""
-        if len(choices) != 1:
+        if len(choices) != 1 or choices[0].get("logprobs"):
             return
         delta = choices[0].get("delta")
         key = '"text":' if delta is None else '"content":'
@@ -282,6 +291,9 @@ class Answer:
         for choice in choices:
             if not isinstance(choice, dict) or choice.get("index"):
                 continue  # we ask for one choice
+            told = choice.get("logprobs")
+            if isinstance(told, dict) and isinstance(told.get("content"), list):
+                self.logprobs.extend(told["content"])
             delta = choice.get("delta")
             if isinstance(delta, dict):
                 self._delta(delta, mark, now_ns)
@@ -371,6 +383,8 @@ class Answer:
     def _identify(self, found: dict[str, Any]) -> None:
         model = found.get("model")
         self.model = model if isinstance(model, str) else ""
+        fingerprint = found.get("system_fingerprint")
+        self.fingerprint = fingerprint if isinstance(fingerprint, str) else None
         if isinstance(found.get("id"), str):
             self.response_id = found["id"]
 
@@ -382,6 +396,9 @@ class Answer:
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
             self.cached_tokens = _count(details.get("cached_tokens"), self.cached_tokens)
+        details = usage.get("completion_tokens_details")
+        if isinstance(details, dict):
+            self.reasoning_tokens = _count(details.get("reasoning_tokens"), self.reasoning_tokens)
         completion = _count(usage.get("completion_tokens"), None)
         if completion is None:
             return -1

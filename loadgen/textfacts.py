@@ -10,6 +10,10 @@ Owns the definition of `repeat_share`, the score of a text that fell into a loop
 * `repeat_share` = characters of the longest run / max(characters of the tail, 200).  A text under 200 characters
   thus scores low, unless it is nothing but one unit begun at least eight times: then the score is 1.
 
+`dominance` is the share of the commonest token, by the chunks as they came or by our own count, whichever is more: a
+text of one token alone scores 1, long before it is long enough to be a loop.  `sketch` counts what a text is made of
+in a few bins, so that two runs can be compared without keeping a text.
+
 "the the the ..." and a sentence repeated to the end score 1; prose with a closing refrain stays under 0.3.
 """
 
@@ -17,25 +21,35 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+import numpy as np
+
+from telemetry.scripts import foreign_letters, main_script
 
 TAIL_CHARS: Final = 200
 MIN_COPIES: Final = 3
 DEGENERATE_COPIES: Final = 8
+DOMINANCE_TOKENS: Final = 16  # fewer tokens say nothing of the commonest
+BINS: Final = 16
 _ANCHOR: Final = 16  # a run shorter than this cannot matter against TAIL_CHARS
 
 
 class PlainEncoder(Protocol):
     """What is needed of a tokenizer (models.tokenizer.Tokenizer has it)."""
 
-    def count_plain(self, text: str, /) -> int: ...
+    def encode_plain(self, text: str, /) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """sha: hex SHA-256 of the UTF-8 text; chars: code points; tokens: None without a tokenizer."""
+    """sha: hex SHA-256 of the UTF-8 text; chars: code points; tokens: None without a tokenizer.
+
+    dominance: None below DOMINANCE_TOKENS.  foreign_letters: None where the prompt's scripts are not known.
+    """
 
     sha: str
     chars: int
@@ -43,6 +57,10 @@ class TextFacts:
     special_leaks: int
     repeat_share: float
     tokens: int | None
+    dominance: float | None
+    foreign_letters: int | None
+    script: str | None
+    sketch: list[int] | None
 
 
 def leak_counter(special_texts: Iterable[str]) -> Callable[[str], int]:
@@ -54,8 +72,15 @@ def leak_counter(special_texts: Iterable[str]) -> Callable[[str], int]:
     return lambda text: len(pattern.findall(text))
 
 
-def text_facts(text: str, count_leaks: Callable[[str], int], tokenizer: PlainEncoder | None) -> TextFacts:
-    """The facts of one answer's text; pure."""
+def text_facts(
+    text: str,
+    count_leaks: Callable[[str], int],
+    tokenizer: PlainEncoder | None,
+    pieces: Sequence[str] = (),
+    known_scripts: frozenset[str] | None = None,
+) -> TextFacts:
+    """The facts of one answer's text; pure.  pieces: its chunks as they came.  known_scripts: those of its prompt."""
+    ids = tokenizer.encode_plain(clean(text)) if tokenizer is not None else None
     return TextFacts(
         # A lone surrogate can come out of a JSON escape; it has no UTF-8 form of its own.
         sha=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
@@ -63,8 +88,24 @@ def text_facts(text: str, count_leaks: Callable[[str], int], tokenizer: PlainEnc
         replacement_chars=text.count("�"),
         special_leaks=count_leaks(text),
         repeat_share=repeat_share(text),
-        tokens=tokenizer.count_plain(clean(text)) if tokenizer is not None else None,
+        tokens=None if ids is None else len(ids),
+        dominance=dominance(pieces, ids or ()),
+        foreign_letters=None if known_scripts is None else foreign_letters(text, known_scripts),
+        script=main_script(text),
+        sketch=None if ids is None else np.bincount(np.array(ids, dtype=np.int64) % BINS, minlength=BINS).tolist(),
     )
+
+
+def dominance(pieces: Sequence[str], ids: Sequence[int]) -> float | None:
+    """The share of the commonest chunk, or of the commonest token; None where neither are enough to say."""
+    shares = [max(Counter(parts).values()) / len(parts) for parts in (pieces, ids) if len(parts) >= DOMINANCE_TOKENS]
+    return max(shares, default=None)
+
+
+def sketch(text: str) -> list[int]:
+    """The UTF-8 bytes of a text counted in BINS bins by their last four bits; cheap enough for every prompt."""
+    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+    return list(np.bincount(data % BINS, minlength=BINS).tolist())
 
 
 def matches(text: str, answer: str) -> bool:

@@ -74,10 +74,11 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of text with spelled special tokens read as ordinary characters."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        # The fast way works out no positions in the text, which nobody asks for here: a quarter less time.
+        return list(self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def count_plain(self, text: str) -> int:
-        """How many tokens `encode_plain` gives, for a quarter less time: no positions in the text are worked out."""
+        """How many tokens `encode_plain` gives."""
         return len(self._plain.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:

@@ -42,7 +42,7 @@ KEEP_WRONG: Final = "wrong"  # the default: texts of answers that fail a hard ch
 KEEP_ALL: Final = "all"
 KEEP_TEXT: Final = (KEEP_NONE, KEEP_WRONG, KEEP_ALL)
 
-JUDGE_VERSION: Final = 2  # raise it when outcomes.judge changes its mind, so that kept verdicts are made anew
+JUDGE_VERSION: Final = 3  # raise it when outcomes.judge changes its mind, so that kept verdicts are made anew
 _BASIS_KEY: Final = b"tailspan.basis"
 _SECRET_KEYS: Final = frozenset({"api_key", "apikey", "authorization", "password", "secret", "token", "bearer"})
 

@@ -46,6 +46,8 @@ def markdown(gate: Gate) -> str:
         lines += _table(("", "figure", "baseline", "now", "change", "noise"), map(_change, gate.changes))
         if any(one.approximate for one in gate.changes):
             lines += ["", "The noise is approximate: a baseline of three runs or more is the one to trust."]
+    if (report := summary.canary_report) is not None:
+        lines += ["", f"Canaries: **{report.verdict}**", "", *(f"- {_cell(one)}" for one in report.sentences)]
     for shift in gate.shifts:
         moved = f"{_cell(shift.before)} before, {_cell(shift.after)} now"
         lines += ["", f"Suspicion: {shift.feature} moved ({moved}; {100 * shift.effect:.0f} % of the distribution)"]

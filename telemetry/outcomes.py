@@ -200,6 +200,7 @@ def _judge_rows(rows: pa.Table, slo: Slo, stalls: Stalls, checks: pa.Table, wron
         holds = why >= 0
         label[holds] = names.LABELS.index(name)
         reason[holds] = why[holds] + offset
+    passed_check |= _true(rows.column("answer_matches"))
     verified = answered & passed_check & (wrong < 0)
     return _Judged(answered, label, reason, late, wrong, verified, np.where(answered, fluid, np.nan))
 

@@ -13,11 +13,9 @@ significant; requests are exchanged whole, tokens of one request never count as 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.distributions import chi_square_tail, false_discovery, kolmogorov_tail
+from telemetry.scripts import scripts
 
 RATE: Final = 0.05
 MIN_REQUESTS: Final = 30
@@ -35,11 +34,19 @@ MIN_EFFECT: Final = 0.05
 PERMUTATIONS: Final = 999
 TOP_TOKENS: Final = 200
 SEED: Final = 7
+MOST_BAGS: Final = 1000  # requests whose bags are exchanged: more would cost seconds and see little more
+#: Feature -> column of facts.
+CATEGORIES: Final = {
+    "finish reason": "finish_reason", "model name": "model", "fingerprint": "fingerprint",
+    "script of the prompts": "input_script", "script of the answers": "output_script",
+}  # fmt: skip
+SKETCHES: Final = {"bytes of the prompts": "input_sketch", "tokens of the answers": "output_sketch"}
 
 TEXTS_KEPT: Final = 0.9
 SAMPLE_COLUMNS: Final = (
     "error", "canary_kind", "prompt_tokens_reported", "input_tokens", "completion_tokens_reported",
-    "completion_tokens_counted", "cached_tokens", "text", "finish_reason",
+    "completion_tokens_counted", "cached_tokens", "text", "finish_reason", "model", "fingerprint", "input_script",
+    "output_script", "input_sketch", "output_sketch",
 )  # fmt: skip
 
 Floats = npt.NDArray[np.float64]
@@ -80,7 +87,8 @@ class Sample:
 def sample_of(requests: pa.Table) -> Sample:
     """What the answered requests of a run say of its population (columns SAMPLE_COLUMNS); canaries are left out.
 
-    Scripts only where the texts of nine in ten answers were kept: those of wrong answers alone are no population.
+    Tokens and bytes are known by the sketches of loadgen.textfacts, which keep no text; the letters of each script only
+    where the texts of nine in ten answers were kept: those of wrong answers alone are no population.
     """
     rows = requests.filter(pc.and_(pc.is_null(requests.column("error")), pc.is_null(requests.column("canary_kind"))))
     prompt = pc.cast(pc.coalesce(rows.column("prompt_tokens_reported"), rows.column("input_tokens")), pa.float64())
@@ -91,11 +99,26 @@ def sample_of(requests: pa.Table) -> Sample:
     numbers = {"prompt tokens": prompt, "answer tokens": answer, "cached share": cached}
     texts = pc.drop_null(rows.column("text")).to_pylist()
     kept = len(texts) >= TEXTS_KEPT * max(1, rows.num_rows)
+    categories = {
+        name: found for name, column in CATEGORIES.items() if (found := pc.drop_null(rows.column(column)).to_pylist())
+    }
+    bags: dict[str, Sequence[Mapping[str, int]]] = {
+        name: [{str(place): count for place, count in enumerate(one) if count} for one in found]
+        for name, column in SKETCHES.items()
+        if (found := _some(pc.drop_null(rows.column(column)).to_pylist()))
+    }
+    if kept:
+        bags["scripts of the answers"] = [scripts(text) for text in _some(texts)]
     return Sample(
         numbers={name: found for name, column in numbers.items() if len(found := _finite(column))},
-        categories={"finish reason": pc.drop_null(rows.column("finish_reason")).to_pylist()},
-        bags={"scripts of the answers": [scripts(text) for text in texts]} if kept else {},
+        categories=categories,
+        bags=bags,
     )
+
+
+def _some(values: list[Any]) -> list[Any]:
+    """At most MOST_BAGS of them, evenly chosen."""
+    return values[:: -(-len(values) // MOST_BAGS)] if values else []
 
 
 def _finite(column: pa.ChunkedArray) -> list[float]:
@@ -203,13 +226,3 @@ def _grown(a: Counter[str], b: Counter[str]) -> tuple[str, str]:
         return "none", "none"
     most = max(keys, key=lambda key: abs(b[key] / m - a[key] / n))
     return f"{most!r} {100 * a[most] / n:.1f} %", f"{most!r} {100 * b[most] / m:.1f} %"
-
-
-def scripts(text: str) -> Counter[str]:
-    """Letters of a text by script (LATIN, CYRILLIC, CJK, …), from the first word of their Unicode names."""
-    return Counter(script for character in text if (script := _script(character)))
-
-
-@lru_cache(maxsize=65_536)
-def _script(character: str) -> str:
-    return unicodedata.name(character, "").split(" ")[0].split("-")[0] if character.isalpha() else ""

@@ -25,6 +25,8 @@ REQUESTS: Final = pa.schema(
         ("target", pa.string()),  # base URL asked
         ("replica", pa.string()),  # replica header, else the peer address
         ("model", pa.string()),  # model name the server reported
+        ("model_asked", pa.string()),  # the name that was sent
+        ("fingerprint", pa.string()),  # OpenAI's system_fingerprint: what answered, weights and settings
         # schedule
         pa.field("intended_s", pa.float64(), nullable=False),
         ("sent_s", pa.float64()),  # first byte of the request handed to the socket; null: never sent
@@ -60,14 +62,24 @@ REQUESTS: Final = pa.schema(
         ("completion_tokens_counted", pa.int32()),  # re-tokenised by us
         ("cached_tokens", pa.int32()),
         ("usage_estimated", pa.bool_()),  # no usage came; counted by us
+        ("chunks", pa.int32()),  # token-bearing chunks, of most servers one a token; null: not streamed, or some hidden
         # quality facts on the text (the text itself is kept by choice)
         ("output_sha", pa.string()),
         ("output_chars", pa.int32()),
         ("replacement_chars", pa.int32()),  # U+FFFD
         ("special_leaks", pa.int32()),  # special tokens of the model spelled in the text
         ("repeat_share", pa.float32()),  # largest share of the text covered by one repeated n-gram
+        ("dominance", pa.float32()),  # share of the commonest token; null below 16 of them
+        ("foreign_letters", pa.int32()),  # letters of scripts that the prompt does not have; null: any is right
+        ("input_script", pa.string()),  # of most letters of the prompt, and of the answer
+        ("output_script", pa.string()),
+        ("input_sketch", pa.list_(pa.int32())),  # the prompt's bytes, and the answer's token ids, counted in 16 bins
+        ("output_sketch", pa.list_(pa.int32())),
         ("text", pa.string()),
-        ("canary_kind", pa.string()),
+        ("canary_kind", pa.string()),  # golden, sampling; null: a request of the load
+        ("canary_id", pa.string()),  # of the golden that was asked
+        ("canary_place", pa.string()),  # miss, hit, plain or hot: see loadgen.canaries.mixed
+        ("logprobs", pa.string()),  # JSON, OpenAI's entries of each token, where they were asked for
         ("expected_answer", pa.string()),  # what a right answer contains; null: not known
         ("answer_matches", pa.bool_()),  # the text contains it; null: not known, or no text came
         # the server's own account (null where the server gives none)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry import burn_rate, canary_estimate, latency, names, outcomes, retries, stats, validity
+from telemetry import burn_rate, canary_estimate, canary_report, latency, names, outcomes, retries, stats, validity
 from telemetry.bundle import INTERRUPTED, Bundle
 from telemetry.judged import Judged, decide, judge_objective
 from telemetry.objective import BROKEN, GOODPUT, HELD, UNDECIDED, Objective
@@ -127,6 +127,7 @@ class Summary:
     alerts: tuple[burn_rate.Fired, ...]
     fluidity: dict[str, float] | None
     canaries: canary_estimate.Estimate | None
+    canary_report: canary_report.CanaryReport | None  # of canaries mixed into the load
     worst: tuple[Request, ...]
     retries: retries.Retries | None  # of a plan with patience
     open_loop: bool
@@ -156,6 +157,8 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
     growth = growth_through_run(answered)
     overload = _overload(growth)
     simulated = bundle.manifest.get(names.SIMULATED_KEY)
+    report = canary_report.read(bundle.path)
+    found = names.EXIT_OK if report is None else report.exit_code
     reasons = outcomes.reasons(verdicts)
     return Summary(
         run_id=bundle.run_id,
@@ -167,10 +170,11 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         slo=slo.name,
         validity=run,
         sentence=_sentence(decision, objectives, labels, reasons, judged, _blame(answered, verdicts))
+        + ("" if report is None or found == names.EXIT_OK else f"; canaries: {report.verdict}")
         + ("" if simulated is None else f" [SIMULATED: {simulated}]"),
         held=decision == HELD,
         decision=decision,
-        exit_code=_exit_code(bundle.status, run, decision),
+        exit_code=_exit_code(bundle.status, run, decision, found),
         attempted=attempted,
         judged=judged,
         labels=labels,
@@ -187,6 +191,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         alerts=tuple(burn_rate.replay(slo, requests, verdicts)),
         fluidity=_fluidity(verdicts),
         canaries=canary_estimate.estimate(requests, verdicts),
+        canary_report=report,
         worst=_worst(requests, verdicts),
         retries=retries.of_attempts(bundle.table("attempts", retries.COLUMNS)),
         open_loop=bool(bundle.manifest.get("open_loop", True)),
@@ -216,10 +221,10 @@ def _fluidity(verdicts: pa.Table) -> dict[str, float] | None:
     return {"p5": 1 - (low.value or 0.0), "p50": 1 - (middle.value or 0.0), "n": float(len(values))}
 
 
-def _exit_code(status: str, run: validity.Validity, decision: str) -> int:
+def _exit_code(status: str, run: validity.Validity, decision: str, canaries: int) -> int:
     if status == INTERRUPTED:
         return names.EXIT_INTERRUPTED
-    holding = set()
+    holding = {canaries}
     if run.verdict != names.VALID or decision == UNDECIDED:  # a run too small for its SLO answers nothing either
         holding.add(names.EXIT_RUN_NOT_VALID)
     if decision == BROKEN:

@@ -277,6 +277,10 @@ def _beside(summary: Summary) -> list[Text]:
         if seen.could_see is not None:
             text += f"; could have seen {format_share(seen.could_see)} wrong (3 or more, with 95 %)"
         lines.append(Text(text))
+    if (report := summary.canary_report) is not None:
+        style = "" if report.exit_code == names.EXIT_OK else "bold red" if report.verdict == BROKEN else "yellow"
+        lines.append(Text(f"canaries: {report.verdict}", style=style))
+        lines += [Text(f"        {sentence}") for sentence in report.sentences]
     return lines
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
+from engine.blocks import root_of
 from engine.request import Refusal, Request, SamplingParams, derived_seed
 from engine.server.answer import Answer
 from engine.server.answer import json_headers as json_headers  # others find it here
@@ -182,6 +183,7 @@ async def _enqueue(service: Service, exchange: Exchange, call: Call) -> None:
         works.append(Request(f"{exchange.id}-{choice}", ids, own, clock, mailbox.emit, leader=works[0]))
     for work in works:
         work.priority = call.priority
+        work.root = root_of(call.cache_salt)
         if call.deadline_ms is not None:
             work.deadline_ns = exchange.clock.head_ns + call.deadline_ms * 1_000_000
     try:

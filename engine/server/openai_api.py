@@ -73,7 +73,8 @@ class Call:
     priority: lower is sooner (vLLM's); deadline_ms: after the head of the request, for the whole answer.
     add_special_tokens: put what the model wants before a plain text (its BOS) before the prompt; a chat template
     brings its own.  logprobs: how many likeliest tokens to tell beside each token, None: nothing.  schema: the JSON
-    schema (as text) that the answer must follow.  max_tokens 0 is possible with echo alone.
+    schema (as text) that the answer must follow.  max_tokens 0 is possible with echo alone.  cache_salt: prompts share
+    what is cached only with those of the same salt (vLLM's).
     """
 
     chat: bool
@@ -106,6 +107,7 @@ class Call:
     schema: str | None = None
     priority: int = 0
     deadline_ms: int | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +228,18 @@ def _call(
         schema=schema,
         priority=fields.take("priority", 0, integer(PRIORITY_MIN, PRIORITY_MAX)),
         deadline_ms=fields.take("deadline_ms", None, integer(1, DEADLINE_MAX_MS)),
+        cache_salt=fields.take("cache_salt", None, _salt),
     )
     fields.refuse_the_rest()
     _fit_together(call)
     return call
+
+
+def _salt(value: Any, name: str) -> str:
+    salt = text(value, name)
+    if not salt:
+        raise bad(f"'{name}' is empty; leave it out, or give some text.", name)
+    return salt
 
 
 def _max_tokens(fields: Fields, *, chat: bool, low: int) -> tuple[int | None, str]:

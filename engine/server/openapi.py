@@ -121,6 +121,11 @@ _COMMON: Final[Schema] = {
         "maximum": DEADLINE_MAX_MS,
         "description": "When the whole answer is wanted, after the head of the request; for the policy deadline.",
     },
+    "cache_salt": {
+        "type": ["string", "null"],
+        "minLength": 1,
+        "description": "Prompts share what is cached only with those of the same salt.",
+    },
 }
 _NEUTRAL: Final[Schema] = {
     name: {"enum": [*values, None], "description": "Not supported; these values ask for nothing."}

@@ -7,13 +7,13 @@ more many at a time, since real corruption shows on cache hits and under concurr
 * Goldens: two sequential tests over all answers in the order of asking, one for broken ones, one for any change; a
   golden that has failed already is not counted again.
 * Drift: KL and agreement on the reference text, against the recorded spread.
-* Questions: McNemar's test.  It can only say broken: that many answers do not change by rounding.
+* Questions: McNemar's test over all of them (the right ones alone could only be lost).  Worse is broken, unless the
+  drift of probabilities says that the arithmetic is another one: fewer bits cost answers too.
 * Probes: a failed probe is broken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,31 +21,26 @@ from loadgen.canaries import goldens, probes
 from loadgen.canaries.client import Client, Refused, ask_all
 from loadgen.canaries.file import CanaryFile
 from loadgen.canaries.goldens import Compared
+from loadgen.canaries.mixed import BEYOND_END
 from loadgen.canaries.probes import Probe
 from loadgen.canaries.prompts import REFERENCE
 from loadgen.canaries.record import CONCURRENCY, Say
+from loadgen.canaries.verdict import BROKEN, NUMERIC, SAME, Finding, joined, tolerance
 from models.errors import UserError
 from telemetry import drift, paired
 from telemetry.question_sets import SETS
 from telemetry.questions import score
 from telemetry.sequential import Watch
 
-SAME: Final = "same"
-NUMERIC: Final = "numeric drift"
-BROKEN: Final = "broken"
-_RANK: Final = (SAME, NUMERIC, BROKEN)
-
 MISS, HIT, LOADED = "first asked", "asked again", "under load"
 ROUNDS: Final = (MISS, HIT, LOADED)
-TOLERANCE_FACTOR: Final = 10  # of the recorded noise: what a log-probability may move
-TOLERANCE_FLOOR: Final = 1e-3  # nats
 
 
 @dataclass(slots=True)
 class Checked:
-    """findings: (verdict, sentence) of each kind of canary.  compared: every golden of every round."""
+    """findings: of each kind of canary.  compared: every golden of every round."""
 
-    findings: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     compared: dict[str, list[Compared]] = field(default_factory=dict)
     drift: drift.Drift | None = None
     scores: paired.Paired | None = None
@@ -53,12 +48,12 @@ class Checked:
 
     @property
     def verdict(self) -> str:
-        return max((kind for kind, _ in self.findings), key=_RANK.index, default=SAME)
+        return joined(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
-            "findings": [{"verdict": kind, "said": said} for kind, said in self.findings],
+            "findings": [one.to_dict() for one in self.findings],
             "goldens": {name: [one.to_dict() for one in found] for name, found in self.compared.items()},
             "drift": None if self.drift is None else self.drift.to_dict(),
             "scores": None if self.scores is None else self.scores.to_dict(),
@@ -73,6 +68,7 @@ def check(
     found = Checked()
     try:
         _goldens(client, recorded, found, concurrency, say)
+        _drift(client, recorded, found)
         _questions(client, recorded, found, concurrency)
     except Refused as refused:
         raise UserError(
@@ -80,20 +76,19 @@ def check(
             where=client.target,
             remedy="canaries need chat completions with logprobs; check --model and --header",
         ) from None
-    _drift(client, recorded, found)
     found.probes = probes.run(client)
     failed = [one for one in found.probes if one.passed is False]
     for one in failed:
-        found.findings.append((BROKEN, f"probe {one.name}: {one.detail}"))
+        found.findings.append(Finding(BROKEN, "probe", f"probe {one.name}: {one.detail}"))
     if not failed:
         known = [one.name for one in found.probes if one.passed]
-        found.findings.append((SAME, f"probes hold: {', '.join(known) or 'none'}"))
+        found.findings.append(Finding(SAME, "probe", f"probes hold: {', '.join(known) or 'none'}"))
     return found
 
 
 def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: int, say: Say) -> None:
-    asked = [(one.prompt, len(one.tokens)) for one in recorded.goldens]
-    tolerated = max(TOLERANCE_FLOOR, TOLERANCE_FACTOR * recorded.noise)
+    asked = [(one.prompt, len(one.tokens) + BEYOND_END * one.ended) for one in recorded.goldens]
+    tolerated = tolerance(recorded)
     broken, changed = Watch(), Watch()
     known_broken: set[str] = set()
     known_changed: set[str] = set()
@@ -121,12 +116,13 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
         (one for n in ROUNDS for one in found.compared[n] if one.kind == goldens.NUMERIC), None
     )
     first = f"; first: {example.id}, {example.note}" if example else ""
-    if broken.alarm_at is not None:
-        found.findings.append((BROKEN, f"goldens: {broken.sentence()}{_where(found)}{first}"))
+    if broken.alarm_at is not None and goldens.called_broken(broken.wrong, changed.wrong):
+        found.findings.append(Finding(BROKEN, "golden", f"goldens: {broken.sentence()}{_where(found)}{first}"))
     elif changed.alarm_at is not None:
-        found.findings.append((NUMERIC, f"goldens: {changed.wrong} of {changed.seen} answers moved{first}"))
+        said = f"goldens: {changed.wrong} of {changed.seen} answers moved{first}"
+        found.findings.append(Finding(NUMERIC, "golden", said))
     else:
-        found.findings.append((SAME, f"goldens: {broken.sentence()}"))
+        found.findings.append(Finding(SAME, "golden", f"goldens: {broken.sentence()}"))
 
 
 def _where(found: Checked) -> str:
@@ -143,27 +139,36 @@ def _questions(client: Client, recorded: CanaryFile, found: Checked, concurrency
     asked = [question for question in SETS[recorded.questions]() if question.id in recorded.scores]
     answers = ask_all(client, [(q.prompt, q.max_tokens) for q in asked], concurrency, logprobs=False)
     found.scores = paired.compare(recorded.scores, score(asked, [answer.text for answer in answers]))
-    found.findings.append((BROKEN if found.scores.worse else SAME, f"questions: {found.scores.sentence}"))
+    said, verdict = f"questions: {found.scores.sentence}", SAME
+    if found.scores.worse:
+        drifted = any(one.kind == "drift" and one.verdict == NUMERIC for one in found.findings)
+        verdict = NUMERIC if drifted else BROKEN
+        said += "; fewer right answers go with the drift of its probabilities" if drifted else ""
+    found.findings.append(Finding(verdict, "task", said))
 
 
 def _drift(client: Client, recorded: CanaryFile, found: Checked) -> None:
+    found.drift, finding = drift_of(client, recorded)
+    if finding is not None:
+        found.findings.append(finding)
+
+
+def drift_of(client: Client, recorded: CanaryFile) -> tuple[drift.Drift | None, Finding | None]:
+    """W2: the reference text scored again; no finding where the recording has none."""
     if recorded.reference is None:
-        return
-    judge: Callable[[drift.Drift], str] = lambda one: drift.judge(one, recorded.spread)  # noqa: E731
+        return None, None
     try:
         now = client.score(REFERENCE)
     except Refused as refused:
-        found.findings.append((SAME, f"drift: not checked, prompt_logprobs refused ({refused.status})"))
-        return
+        return None, Finding(SAME, "drift", f"drift: not checked, prompt_logprobs refused ({refused.status})")
     if len(now) != len(recorded.reference):
         said = f"drift: the reference text has {len(now)} tokens, not {len(recorded.reference)}: another tokenizer"
-        found.findings.append((BROKEN, said))
-        return
-    found.drift = drift.measure(recorded.reference, now)
+        return None, Finding(BROKEN, "drift", said)
+    measured = drift.measure(recorded.reference, now)
     said = (
-        f"drift: KL {found.drift.kl:.2g} nats (p99 {found.drift.kl_p99:.2g}), top-1 agreement "
-        f"{100 * found.drift.agreement:.1f} %, perplexity {found.drift.perplexity_before:.2f} -> "
-        f"{found.drift.perplexity_after:.2f}"
+        f"drift: KL {measured.kl:.2g} nats (p99 {measured.kl_p99:.2g}), top-1 agreement "
+        f"{100 * measured.agreement:.1f} %, perplexity {measured.perplexity_before:.2f} -> "
+        f"{measured.perplexity_after:.2f}"
     )
-    kind = {drift.SAME: SAME, drift.NUMERIC: NUMERIC, drift.BROKEN: BROKEN}[judge(found.drift)]
-    found.findings.append((kind, said))
+    kinds = {drift.SAME: SAME, drift.NUMERIC: NUMERIC, drift.BROKEN: BROKEN}
+    return measured, Finding(kinds[drift.judge(measured, recorded.spread)], "drift", said)

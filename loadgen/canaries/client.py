@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from loadgen.way import DIRECT, Way
 from models.errors import UserError
 from telemetry.drift import Position
 
@@ -68,6 +69,7 @@ class Client:
     model: str
     headers: Mapping[str, str]
     timeout_s: float = TIMEOUT_S
+    way: Way = DIRECT
 
     def chat(self, prompt: str, max_tokens: int, *, logprobs: bool = False, **options: Any) -> Answer:
         """Greedy unless options say otherwise.  Raises Refused, UserError."""
@@ -98,9 +100,8 @@ class Client:
             data=json.dumps(body).encode(),
             headers={**self.headers, "Content-Type": "application/json"},
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=self.timeout_s) as answer:
+            with self.way.opener.open(request, timeout=self.timeout_s) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -133,7 +134,7 @@ def _answer(found: Any) -> Answer:
         content = (choice.get("logprobs") or {}).get("content") or []
         return Answer(
             text=str(choice["message"].get("content") or ""),
-            tokens=tuple(_token(entry) for entry in content),
+            tokens=tokens_of(content),
             finish_reason=choice.get("finish_reason"),
             prompt_tokens=usage.get("prompt_tokens"),
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
@@ -142,6 +143,11 @@ def _answer(found: Any) -> Answer:
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise Refused(200, "an answer that is no chat completion") from None
+
+
+def tokens_of(content: Sequence[Mapping[str, Any]]) -> tuple[Token, ...]:
+    """OpenAI's entries of logprobs as tokens.  KeyError, TypeError or ValueError where they are none."""
+    return tuple(_token(entry) for entry in content)
 
 
 def _token(entry: Mapping[str, Any]) -> Token:

@@ -68,8 +68,9 @@ def check_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Check a server against recorded canaries: same, numeric drift or broken."""
-    from loadgen.canaries.check import BROKEN, NUMERIC, check
+    from loadgen.canaries.check import check
     from loadgen.canaries.file import CanaryFile
+    from loadgen.canaries.verdict import BROKEN, NUMERIC
     from telemetry import names
 
     recorded = CanaryFile.read(file)
@@ -77,8 +78,8 @@ def check_command(
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     else:
-        for kind, said in found.findings:
-            typer.echo(f"{kind:<14}{said}")
+        for one in found.findings:
+            typer.echo(f"{one.verdict:<14}{one.said}")
         typer.echo(f"verdict       {found.verdict}")
     code = {BROKEN: names.EXIT_SLO_BROKEN, NUMERIC: names.EXIT_REGRESSION}.get(found.verdict, names.EXIT_OK)
     raise typer.Exit(code)

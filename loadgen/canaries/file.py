@@ -121,6 +121,7 @@ def _golden(found: Mapping[str, Any]) -> Golden:
         margins=tuple(map(float, found["margins"])),
         logprobs=tuple(map(float, found["logprobs"])),
         prompt_tokens=found["prompt_tokens"],
+        ended=bool(found.get("ended", False)),
     )
     if not len(made.tokens) == len(made.margins) == len(made.logprobs) > 0:
         raise ValueError(f"golden {made.id!r} has {len(made.tokens)} tokens, {len(made.margins)} margins")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from telemetry.question_sets import SETS
-from tests.loadgen.stub import Request, Step, plain
+from tests.loadgen.stub import DONE, Request, Step, chunk, event, plain, sse_head
 
 ANSWERS = {question.prompt: question for name in SETS for question in SETS[name]()}
 WORDS = [f" w{number}" for number in range(60)]
@@ -29,6 +30,9 @@ class FakeModel:
     wrong_on_hit: bool = False  # the second time a prompt comes
     wrong_under_load: float = 0.0  # share of prompts whose answer is another one beside others
     lost_questions: float = 0.0  # share of questions answered wrong
+    salted: bool = True  # takes a cache_salt
+    ends_at: int | None = None  # the answer to a prompt without a number ends there by itself
+    never_ends: bool = False
     cap: int = 10_000  # max_tokens that the server silently keeps to
     greedy_always: bool = False  # ignores temperature
     logprobs: bool = True
@@ -39,6 +43,7 @@ class FakeModel:
     seen: set[str] = field(default_factory=set)
     in_flight: int = 0
     served: int = 0
+    count: Callable[[str], int] = lambda prompt: len(prompt.split())  # prompt tokens
 
     def play(self, request: Request) -> Iterator[Step]:
         """The script of a Stub."""
@@ -51,11 +56,16 @@ class FakeModel:
             yield 0.002  # long enough for others to come
             loaded = self.in_flight > 1
             status, value = self._completion(body) if request.path == "/v1/completions" else self._chat(body, loaded)
-            yield plain(status, value)
+            if body.get("stream") and status == "200 OK":
+                yield from streamed(value)
+            else:
+                yield plain(status, value)
         finally:
             self.in_flight -= 1
 
     def _chat(self, body: dict[str, Any], loaded: bool) -> tuple[str, Any]:
+        if "cache_salt" in body and not self.salted:
+            return "400 Bad Request", {"error": {"message": "no cache_salt", "param": "cache_salt"}}
         for option in ("seed", "n", "stop"):
             if option in body and option not in self.options:
                 return "400 Bad Request", {"error": {"message": f"no {option}", "param": option}}
@@ -68,9 +78,11 @@ class FakeModel:
             text = ANSWERS[prompt].good_answer if self._draw("lost", prompt) >= self.lost_questions else "no idea"
             return "200 OK", self._value([text], [], prompt, len(text.split()), "stop")
         spoilt = self._draw("wrong", prompt) < self.wrong_share
-        spoilt |= self.wrong_on_hit and prompt in self.seen
+        key_of_cache = f"{body.get('cache_salt')}|{prompt}"
+        hit = key_of_cache in self.seen
+        spoilt |= self.wrong_on_hit and hit
         spoilt |= loaded and self._draw("load", prompt) < self.wrong_under_load
-        self.seen.add(prompt)
+        self.seen.add(key_of_cache)
         choices = [
             self._tokens(prompt, limit, f"{key}{number}" if hot else "", spoilt) for number in range(body.get("n", 1))
         ]
@@ -78,9 +90,15 @@ class FakeModel:
         if stop := body.get("stop"):
             texts = [text.split(stop[0])[0] for text in texts]
         asked = body.get("logprobs") and self.logprobs
-        return "200 OK", self._value(texts, choices[0] if asked else [], prompt, len(choices[0]), "length")
+        finish = "length"
+        if self.ends_at is not None and not self.never_ends and limit > self.ends_at:
+            choices, finish = [one[: self.ends_at] for one in choices], "stop"
+            texts = ["".join(token["token"] for token in tokens) for tokens in choices]
+        return "200 OK", self._value(texts, choices[0] if asked else [], prompt, len(choices[0]), finish, hit)
 
-    def _value(self, texts: list[str], tokens: list[Any], prompt: str, count: int, finish: str) -> dict[str, Any]:
+    def _value(
+        self, texts: list[str], tokens: list[Any], prompt: str, count: int, finish: str, hit: bool = False
+    ) -> dict[str, Any]:
         logprobs = {"content": tokens} if tokens else None
         choices = [
             {
@@ -91,7 +109,9 @@ class FakeModel:
             }
             for n, text in enumerate(texts)
         ]
-        usage = {"prompt_tokens": len(prompt.split()) + self.extra_prompt_tokens, "completion_tokens": count}
+        size = self.count(prompt) + self.extra_prompt_tokens
+        cached = {"cached_tokens": size // 2 if hit else 0}
+        usage = {"prompt_tokens": size, "completion_tokens": count, "prompt_tokens_details": cached}
         return {"choices": choices, "usage": usage}
 
     def _tokens(self, prompt: str, limit: int, key: str, spoilt: bool) -> list[dict[str, Any]]:
@@ -132,3 +152,18 @@ class FakeModel:
 
     def _draw(self, what: str, prompt: str) -> float:
         return random.Random(f"{what}|{prompt}").random()
+
+
+def streamed(value: dict[str, Any]) -> Iterator[Step]:
+    """A whole answer as the chunks of a stream, a token each where they are known."""
+    choice = value["choices"][0]
+    words = re.findall(r" ?[^ ]+", choice["message"]["content"])
+    content = (choice["logprobs"] or {}).get("content") or [{"token": word} for word in words]
+    yield sse_head(chunked=True)
+    for token in content:
+        told = {"content": [token]} if "logprob" in token else None
+        part = {"index": 0, "delta": {"content": token["token"]}, "finish_reason": None, "logprobs": told}
+        yield chunk(event({"id": "c", "model": "stub", "choices": [part]}))
+    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    yield chunk(event({"id": "c", "model": "stub", "choices": [last], "usage": value["usage"]}) + DONE)
+    yield chunk(b"")

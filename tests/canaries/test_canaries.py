@@ -53,7 +53,7 @@ def checked(served: Served, recorded: CanaryFile, **spoilt: Any) -> Checked:
 
 
 def said(found: Checked, kind: str) -> str:
-    return "\n".join(text for verdict, text in found.findings if verdict == kind)
+    return "\n".join(one.said for one in found.findings if one.verdict == kind)
 
 
 def test_a_recording_holds_all_four_kinds(recorded: CanaryFile, tmp_path: Path) -> None:

@@ -153,3 +153,27 @@ def test_limits_are_told_with_true_numbers() -> None:
             assert server.service.engine.integrity() == []
 
     asyncio.run(go())
+
+
+def test_prompts_of_two_cache_salts_share_no_page_and_say_the_same() -> None:
+    async def go() -> None:
+        async with serving() as server, client(server) as http:
+
+            async def say(salt: str | None) -> tuple[int, str]:
+                body: dict[str, Any] = {
+                    "model": "tiny",
+                    "messages": [{"role": "user", "content": "a prompt of more than one page of the pool, " * 4}],
+                    "temperature": 0,
+                    "max_tokens": 8,
+                    "cache_salt": salt,
+                }
+                answer = await (await http.post("/v1/chat/completions", json=body)).json()
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                return cached, answer["choices"][0]["message"]["content"]
+
+            (first, text), (again, _) = await say("one"), await say("one")
+            (other, same), (plain, _), (none, _) = await say("two"), await say(None), await say(None)
+            assert first == other == plain == 0 and again == none > 0
+            assert text == same
+
+    asyncio.run(go())

@@ -84,7 +84,7 @@ def script(model: Path, wait: float = 0.005) -> Callable[[Request], list[Step]]:
 
     def play(request: Request) -> list[Step]:
         if request.path == "/v1/models":
-            return [plain("200 OK", {"data": [{"id": "stub-model", "max_model_len": 512}]})]
+            return [plain("200 OK", {"data": [{"id": "stub", "max_model_len": 512}]})]
         if request.path != "/v1/chat/completions":
             return [plain("404 Not Found", {})]
         tokens = len(reference.tokenizer.encode(reference.template.render(request.json["messages"])))

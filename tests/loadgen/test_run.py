@@ -44,7 +44,7 @@ def test_a_run_of_two_workers_sends_the_schedule_and_judges_every_request(place:
     assert (manifest["status"], manifest["scheduled"], manifest["name"]) == ("complete", COUNT, "first")
     assert [worker["status"] for worker in manifest["workers"]] == ["ok", "ok"]
     assert manifest["trace"]["rows_read"] == manifest["trace"]["rows_kept"] == COUNT
-    assert manifest["plan"]["served_model"] == "stub-model"
+    assert manifest["plan"]["served_model"] == "stub"
     assert manifest["generator"]["cpu_ratio"] > 0
     assert manifest["validity"]["verdict"] == names.VALID
     assert manifest["spans"]["client"] > COUNT

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.textfacts import MIN_COPIES, clean, leak_counter, repeat_share, text_facts
+from loadgen.textfacts import MIN_COPIES, clean, dominance, leak_counter, repeat_share, sketch, text_facts
+from telemetry.scripts import foreign_letters, main_script, scripts_in
 
 PROSE = (
     "The harbour lay quiet under a low sky when the first boats came in. Nobody spoke of the storm, although "
@@ -115,3 +116,26 @@ def test_random_text_of_few_letters_scores_low() -> None:
     chosen = random.Random(7)
     for _ in range(50):
         assert repeat_share("".join(chosen.choice("ab ") for _ in range(600))) < 0.2
+
+
+def test_dominance_needs_sixteen_parts_and_takes_the_worse_of_chunks_and_tokens() -> None:
+    assert dominance(["!"] * 15, []) is None
+    assert dominance(["!"] * 16, []) == 1.0
+    assert dominance([" the", " a"] * 8, [1] * 12 + [2] * 4) == 0.75
+    assert text_facts("1, 2, 3, 4, 5, 6, 7, 8, 9", leak_counter([]), Letters()).dominance == pytest.approx(8 / 25)
+
+
+def test_letters_of_a_script_that_the_prompt_does_not_have() -> None:
+    english = scripts_in("Why is the sea salty?")
+    assert foreign_letters("The sea is salty.", english) == 0
+    assert foreign_letters("Море, das Meer", english) == 4
+    assert foreign_letters("Море, das Meer", scripts_in("Was heißt „море“?")) == 0
+    assert text_facts("海", leak_counter([]), None, known_scripts=None).foreign_letters is None
+    assert main_script("海 a 水") == "CJK" and main_script("12 + 3") is None
+
+
+@given(st.text(max_size=60))
+def test_sketches_count_every_byte_and_token(text: str) -> None:
+    assert sum(sketch(text)) == len(text.encode()) and len(sketch(text)) == 16
+    facts = text_facts(text, leak_counter([]), Letters())
+    assert facts.sketch is not None and sum(facts.sketch) == facts.tokens

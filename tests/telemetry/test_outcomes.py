@@ -166,6 +166,28 @@ def test_what_the_facts_alone_decide(row: dict[str, Any], label: str, reason: st
         ({"repeat_share": 0.95}, hard_checks.LOOP),
         ({"repeat_share": 0.85}, None),
         ({"repeat_share": 1.0, "output_chars": 40}, None),
+        ({"model_asked": "toy", "model": "other"}, hard_checks.MODEL),
+        ({"model_asked": "toy", "model": "toy-2024-08-06"}, None),  # a snapshot of it
+        ({"model_asked": "maker/toy", "model": "toy"}, None),
+        ({"model_asked": "toy", "model": "toy-4bit"}, hard_checks.MODEL),
+        ({"model_asked": "toy", "model": None}, None),
+        ({"completion_tokens_reported": 19}, hard_checks.TRUNCATED),
+        ({"completion_tokens_reported": 19, "finish_reason": "stop"}, None),
+        ({"completion_tokens_reported": None}, None),
+        ({"completion_tokens_reported": 21}, None),  # an end token is counted
+        ({"completion_tokens_reported": 22}, hard_checks.OVER_LIMIT),
+        ({"dominance": 0.81}, hard_checks.DOMINANCE),
+        ({"dominance": 0.79}, None),
+        ({"foreign_letters": 60, "output_chars": 200}, hard_checks.FOREIGN_SCRIPT),
+        ({"foreign_letters": 59, "output_chars": 200}, None),
+        ({"foreign_letters": 15, "output_chars": 16}, None),
+        ({"completion_tokens_counted": 14, "chunks": 14}, hard_checks.COMPLETION_TOKENS),
+        ({"completion_tokens_counted": 14, "chunks": 20}, None),  # sampled in other pieces than the text has
+        ({"completion_tokens_counted": 15, "chunks": 4}, None),
+        ({"completion_tokens_counted": 5, "chunks": None}, None),  # hidden reasoning
+        ({"answer_matches": False}, hard_checks.ANSWER),
+        ({"answer_matches": False, "completion_tokens_counted": 15}, None),  # cut before it could say it
+        ({"answer_matches": False, "completion_tokens_counted": 15, "finish_reason": "stop"}, hard_checks.ANSWER),
         ({"prompt_tokens_reported": 5, "finish_reason": "eos", "special_leaks": 2}, hard_checks.PROMPT_TOKENS),
     ],
 )

@@ -2,7 +2,7 @@
 sum.
 
 The rule is written down a second time here, as a plain function of what was done to a row, and all combinations are
-held against it: 5 outcomes of the answer's way x 6 kinds of lateness x 10 of correctness x 2 of our own fault x 3 of
+held against it: 5 outcomes of the answer's way x 6 kinds of lateness x 18 of correctness x 2 of our own fault x 3 of
 attempts.
 """
 
@@ -60,13 +60,26 @@ CORRECTNESS: dict[str, dict[str, Any]] = {
     hard_checks.REPLACEMENT_CHAR: {"replacement_chars": 2},
     hard_checks.SPECIAL_TOKEN: {"special_leaks": 1},
     hard_checks.LOOP: {"repeat_share": 0.95},
+    hard_checks.MODEL: {"model_asked": "toy", "model": "toy-4bit"},
+    hard_checks.TRUNCATED: {"finish_reason": "length", "completion_tokens_reported": 19},
+    hard_checks.OVER_LIMIT: {"completion_tokens_reported": 22},
+    hard_checks.DOMINANCE: {"dominance": 0.8},
+    hard_checks.FOREIGN_SCRIPT: {"foreign_letters": 60, "output_chars": 200},
+    hard_checks.COMPLETION_TOKENS: {"completion_tokens_reported": 20, "completion_tokens_counted": 5, "chunks": 7},
+    hard_checks.ANSWER: {"expected_answer": "347", "answer_matches": False},
+    "the known answer": {"expected_answer": "347", "answer_matches": True},
 }
 CHECKED = {
     "verified": [("golden", True)],
     "fails golden": [("golden", False), ("task", True)],
     "fails golden and task": [("task", False), ("golden", False)],
 }
-WRONG_KIND = {"unchecked": None, "verified": None, "fails golden": "golden", "fails golden and task": "golden"}
+WRONG_KIND = {
+    **dict.fromkeys(("unchecked", "verified", "the known answer")),
+    **dict.fromkeys(("fails golden", "fails golden and task"), "golden"),
+}
+
+VERIFIED = ("verified", "the known answer")
 
 WAYS: dict[str, dict[str, Any]] = {
     "answered": {},
@@ -99,7 +112,7 @@ def judged(rows: list[dict[str, Any]], checks: list[dict[str, Any]]) -> list[dic
 
 def test_every_combination() -> None:
     combinations = list(product(WAYS, LATENESS, CORRECTNESS, (False, True), ATTEMPTS))
-    assert len(combinations) == 5 * 6 * 10 * 2 * 3
+    assert len(combinations) == 5 * 6 * 18 * 2 * 3
     rows, checks = [], []
     for index, (way, late, correct, ours, attempts) in enumerate(combinations):
         lag = {"lag_s": 0.2} if ours else {}
@@ -125,7 +138,7 @@ def test_every_combination() -> None:
         assert (verdict["label"], verdict["reason"]) == expected, combination
         assert verdict["answered"] == ("yes" if answered else "no"), combination
         assert verdict["in_time"] == ("yes" if answered and not late_kind else "no"), combination
-        truth = "no" if wrong_kind else "yes" if answered and correct == "verified" else "unchecked"
+        truth = "no" if wrong_kind else "yes" if answered and correct in VERIFIED else "unchecked"
         assert verdict["correct"] == truth, combination
         assert verdict["verified"] == (truth == "yes"), combination
         assert (verdict["late"], verdict["late_kind"]) == (late_kind is not None, late_kind), combination

@@ -22,6 +22,7 @@ from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app
+from telemetry.compare_command import compare_command
 from telemetry.floor_command import floor_command
 from telemetry.gate_command import gate_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
@@ -34,6 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Replay a real arrival trace against an LLM server: every request is good, late, wrong or dropped.",
 )
+app.command("compare")(compare_command)
 app.command("demo")(demo_command)
 app.command("floor")(floor_command)
 app.command("gate")(gate_command)

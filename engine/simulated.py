@@ -26,7 +26,7 @@ from engine.scheduler import Slice
 from engine.step_fit import StepFit
 from engine.step_fit import load as load_fit
 from engine.step_load import load_of
-from engine.step_model import QUIET, BaseTime, RooflineTime, StepTimes
+from engine.step_model import QUIET, BaseTime, Noise, RooflineTime, ScaledTime, StepTimes
 from models.devices import Device, find_device
 from models.errors import UserError
 from models.known import KNOWN
@@ -76,7 +76,8 @@ class RealClock:
 class Simulation:
     """What is simulated: a model of a shape, in a precision, on a device, with times from the account or a fit.
 
-    share: of the device's memory for weights and KV.
+    share: of the device's memory for weights and KV.  noise: in place of the fit's.  speed, prefill_speed: of the
+    steps (``ScaledTime``).
     """
 
     model: Reference
@@ -85,6 +86,9 @@ class Simulation:
     fit: StepFit | None = None
     seed: int = 0
     share: float = MEMORY_SHARE
+    noise: Noise | None = None
+    speed: float = 1.0
+    prefill_speed: float = 1.0
 
     @property
     def cost(self) -> StepCost:
@@ -112,7 +116,10 @@ class Simulation:
     def times(self) -> StepTimes:
         """Step times from their beginning."""
         base: BaseTime = self.fit if self.fit is not None else RooflineTime(self.cost)
-        return StepTimes(base, self.fit.noise if self.fit is not None else QUIET, self.seed)
+        if (self.speed, self.prefill_speed) != (1.0, 1.0):
+            base = ScaledTime(base, self.speed, self.prefill_speed)
+        noise = self.fit.noise if self.fit is not None else QUIET
+        return StepTimes(base, noise if self.noise is None else self.noise, self.seed)
 
 
 def simulation(config: EngineConfig, model: Reference) -> Simulation:

@@ -221,6 +221,11 @@ def load(path: Path) -> StepFit:
         ) from error
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=where, remedy=_AGAIN) from error
+    return from_dict(body, where)
+
+
+def from_dict(body: Any, where: str) -> StepFit:
+    """A fit from ``StepFit.to_dict``.  Raises UserError that names ``where``, the field and the value."""
     if not isinstance(body, dict) or body.get("kind") != KIND:
         raise UserError(f"not a {KIND}", where=where, remedy=_AGAIN)
     if body.get("version") != VERSION:

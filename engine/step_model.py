@@ -44,6 +44,28 @@ class RooflineTime:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledTime:
+    """Another base, ``speed`` times as fast, and of that the part that prompt tokens make ``prefill_speed`` times.
+
+    That part is the step's time less what it would take with the same KV and none of them; of a step without decodes
+    it is the whole.
+    """
+
+    base: BaseTime
+    speed: float = 1.0
+    prefill_speed: float = 1.0
+
+    def seconds(self, load: StepLoad) -> float:
+        """Seconds of a step."""
+        whole = self.base.seconds(load)
+        if load.prefill_tokens and self.prefill_speed != 1.0:
+            without = StepLoad(0, load.decode_seqs, load.context_tokens, load.sampled_rows, load.context_tokens)
+            rest = self.base.seconds(without) if load.decode_seqs else 0.0
+            whole = rest + (whole - rest) / self.prefill_speed
+        return whole / self.speed
+
+
+@dataclass(frozen=True, slots=True)
 class Noise:
     """sigma: of log time.  autocorrelation: of one step's log time with the next one's, 0 .. 1.
 

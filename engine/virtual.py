@@ -58,18 +58,22 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to come.  at_ns: on the virtual clock.  deadline_ms: after that."""
+    """A request to come.  at_ns: on the virtual clock.  deadline_ms: after that.  leaves_ns: when its client goes."""
 
     at_ns: int
     prompt_ids: list[int]
     params: SamplingParams
     priority: int = 0
     deadline_ms: int | None = None
+    leaves_ns: int | None = None
 
 
 @dataclass(slots=True)
 class Life:
-    """What is kept of a request that is over; of a refused one ``reason`` is the refusal's, and it has no clock."""
+    """What is kept of a request that is over; of a refused one ``reason`` is the refusal's, and it has no clock.
+
+    token_steps: the step of each token, where it was asked for.
+    """
 
     id: str
     arrived_ns: int
@@ -77,6 +81,7 @@ class Life:
     output_tokens: int
     reason: str
     clock: PhaseClock | None = None
+    token_steps: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +89,8 @@ class VirtualEngine:
     """An engine in virtual time.  ``feed`` what arrives, then ``run``; ``lives`` are the requests, in order of ends.
 
     gap_ns: time between two steps with work at hand (a fit knows it).  text: make texts, so that stop strings act.
-    keep: keep the requests themselves as well (their tokens, for tests).
+    keep: keep the requests themselves as well (their tokens, for tests).  token_steps: note the step of each token.
+    pauses: (at_ns, length_ns), ascending: the first step after at_ns starts so much later.
     """
 
     config: EngineConfig
@@ -92,6 +98,8 @@ class VirtualEngine:
     gap_ns: int = 0
     text: bool = False
     keep: bool = False
+    token_steps: bool = False
+    pauses: tuple[tuple[int, int], ...] = ()
     clock: VirtualClock = field(default_factory=VirtualClock)
     lives: list[Life] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -103,6 +111,15 @@ class VirtualEngine:
             raise UserError("nothing is computed, so nothing can be run again alone", where="--shadow")
         runner = SimulatedRunner(self.config, self.what, self.clock)
         self.engine = Engine(self.config, self.what.model, runner, self.what.cost, now=self.clock, text=self.text)
+        if self.pauses:
+            self.engine.before_step = self._pause
+
+    def _pause(self) -> None:
+        """The host stands still before a step, as long as what is due of the pauses takes."""
+        while self.pauses and self.pauses[0][0] <= self.clock.now_ns:
+            (_at, length), *rest = self.pauses
+            self.pauses = tuple(rest)
+            self.clock.wait_until(self.clock.now_ns + length)
 
     def submit(self, arrival: Arrival) -> Request | None:
         """A request comes now; None: it was refused."""
@@ -118,6 +135,8 @@ class VirtualEngine:
         clock.tokenized(now)
         request = Request(name, arrival.prompt_ids, params, clock, self._heard, streamed=self.text)
         request.priority = arrival.priority
+        if self.token_steps:
+            request.token_steps = []
         if arrival.deadline_ms is not None:
             request.deadline_ns = now + 1_000_000 * arrival.deadline_ms
         self.requests[name] = request
@@ -127,6 +146,8 @@ class VirtualEngine:
             del self.requests[name]
             self.lives.append(Life(name, now, len(arrival.prompt_ids), 0, refusal.reason))
             return None
+        if arrival.leaves_ns is not None:
+            self.clock.at(arrival.leaves_ns, lambda: self.abort(name))
         return request
 
     def abort(self, request_id: str) -> None:
@@ -145,6 +166,7 @@ class VirtualEngine:
             request.generated,
             output.finish_reason,
             request.clock,
+            request.token_steps,
         )
         self.lives.append(life)
 

@@ -46,6 +46,7 @@ OPTION_OF: Final = {
 NOT_OPTIONS: Final = (
     "plan", "window", "start", "duration", "arrivals", "trace_format", "columns", "time_unit", "block_size", "failures",
     "restart", "trace_seed", "as_json", "dry_run", "baseline", "summary", "junit",
+    "against", "find",
 )  # fmt: skip
 
 
@@ -119,6 +120,13 @@ def run_command(
         bool, typer.Option("--verify-tls/--no-verify-tls", help="Check the target's certificate.")
     ] = True,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Run it so often, each with its own prompts.")] = 1,
+    against: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send each repeat to this server too (A B A B …), and compare.")
+    ] = None,
+    find: Annotated[
+        float | None,
+        typer.Option(metavar="CHANGE", help="With --against: as many pairs as find a change of 0.1 = 10 % with 95 %."),
+    ] = None,
     otlp_port: Annotated[int, typer.Option(min=0, max=65535, help="Where spans are received (OTLP/HTTP).")] = 4318,
     runs: Annotated[str | None, typer.Option(help="Folder of run bundles. [default: $TAILSPAN_RUNS or runs]")] = None,
     name: Annotated[str | None, typer.Option(help="A name for this run, kept in its manifest.")] = None,
@@ -145,6 +153,8 @@ def run_command(
 
     from loadgen.arrivals import ArrivalModel
     from loadgen.options import Options
+    from loadgen.pairs import Pairs
+    from loadgen.pairs import tell as tell_pairs
     from loadgen.plan_file import read
     from loadgen.run import prepare, run
     from telemetry.baseline import Load, require_same_load, resolve_baseline
@@ -164,27 +174,35 @@ def run_command(
     if given.keys() & set(reading):
         values["choices"] = choices_of(trace_format, columns, time_unit, block_size, failures, restart, trace_seed)
     options = Options(**values, command=" ".join(["tailspan", *sys.argv[1:]]))
-    if options.repeats > 1 and (summary or junit):
+    if (options.repeats > 1 or against is not None) and (summary or junit):
         raise UserError(
-            f"{options.repeats} runs would write one file",
+            "several runs would write one file",
             where="--summary" if summary else "--junit",
             remedy="leave it out, and write one for each with: tailspan gate RUN",
         )
     # a baseline that cannot be had is refused before any load
     others = resolve_baseline(baseline, Path(options.runs) if options.runs else None) if baseline else []
+    if find is not None and against is None:
+        raise UserError("has no other side", where="--find", remedy="name the other server with --against")
+    pairs = Pairs(options, against, find) if against is not None else None
+    turns = pairs.turns() if pairs is not None else ((options, None) for _ in range(options.repeats))
+    several = options.repeats > 1 or pairs is not None
     codes: set[int] = set()
-    for repeat in range(options.repeats):
-        prepared = prepare(options, Console(stderr=True))
+    for repeat, (asked, pairing) in enumerate(turns):
+        prepared = prepare(asked, Console(stderr=True))
         load = Load(prepared.trace.sha256, len(prepared.schedule), prepared.schedule.length_s)
         require_same_load(others, load, baseline)
         if dry_run:
             print_plan(prepared, as_json=as_json)
             return EXIT_OK
-        bundle, _ = run(options, prepared, Console(stderr=True), repeat=repeat)
+        if pairs is not None and pairing is not None:
+            pairs.prepared(prepared)
+            repeat = pairing.pair
+        bundle, _ = run(asked, prepared, Console(stderr=True), repeat=repeat, pairing=pairing)
         found = gate(bundle, prepared.objective, baseline, others)
         deliver(found, summary, junit)
         if as_json:
-            print(json.dumps(found.to_dict(), indent=2 if options.repeats == 1 else None))
+            print(json.dumps(found.to_dict(), indent=None if several else 2))
         else:
             show(render(found.summary))
             if others:
@@ -192,6 +210,11 @@ def run_command(
         codes.add(int(found.exit_code))
         if EXIT_INTERRUPTED in codes:
             return EXIT_INTERRUPTED
+        if pairs is not None and pairing is not None:
+            pairs.ended(pairing, bundle)
+    compared = pairs.comparison() if pairs is not None else None
+    if pairs is not None and compared is not None:
+        codes.add(tell_pairs(pairs, compared, as_json=as_json))
     return next((code for code in EXIT_PRECEDENCE if code in codes), EXIT_OK)
 
 

@@ -25,6 +25,7 @@ from loadgen.job import SendSettings
 from loadgen.live import METRICS_FILE, Live
 from loadgen.locust_runner import Fleet, address_of, free_port
 from loadgen.options import Options
+from loadgen.pairs import Pairing
 from loadgen.plan import (
     PLAN_FILE,
     Plan,
@@ -221,16 +222,21 @@ def check_tokens(prepared: Prepared, settings: SendSettings, console: Console) -
             )
 
 
-def run(options: Options, prepared: Prepared, console: Console, repeat: int = 0) -> tuple[Bundle, Any]:
-    """Run it.  Returns the closed bundle and its telemetry.summary.Summary."""
+def run(
+    options: Options, prepared: Prepared, console: Console, repeat: int = 0, pairing: Pairing | None = None
+) -> tuple[Bundle, Any]:
+    """Run it.  Returns the closed bundle and its telemetry.summary.Summary.  pairing: its place among paired runs."""
     plan, schedule = prepared.plan, prepared.schedule
     settings = plan.settings()
     bundle = Bundle.create(options.runs, {}, **manifest(options, prepared))
-    plan = replace(plan, run_id=bundle.run_id, salt=plan.salt or bundle.run_id)
+    salt = plan.salt or (pairing.salt if pairing is not None else None) or bundle.run_id
+    plan = replace(plan, run_id=bundle.run_id, salt=salt)
     plan.write(bundle.path / PLAN_FILE)
     bundle.update(
         plan=plan.to_dict(), repeat=repeat, seeds={"schedule": plan.seed, "prompts": plan.seed, "salt": plan.salt}
     )
+    if pairing is not None:
+        bundle.update(group=pairing.to_dict())
     say(console, "run", f"{bundle.path}")
     receiver = started_receiver(bundle, options.otlp_port, console)
     web_port = free_web_port() if options.web_ui else None

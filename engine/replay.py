@@ -176,9 +176,7 @@ def _block(whose: int, name: int, tokens: int) -> list[int]:
 
 def _tell_hits(rig: VirtualEngine, cached: list[int]) -> None:
     """Put a pool into the engine that finds what the load says; nothing has been asked of the old one yet."""
-    engine = rig.engine
-    pool = _ToldHits(engine.pool.total, engine.pool.size, cached)
-    engine.pool = engine.scheduler.pool = pool
+    rig.use_pool(_ToldHits(rig.engine.pool.total, rig.engine.pool.size, cached))
 
 
 class _ToldHits(BlockPool):

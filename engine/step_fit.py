@@ -79,6 +79,14 @@ class StepFit:
             total += coefficient * value
         return total
 
+    def decodes(self, batch: int, contexts: Floats) -> Floats:
+        """Seconds of steps that decode ``batch`` sequences each; contexts: tokens with KV of each step."""
+        total: Floats = np.zeros(len(contexts))
+        steady = _features(StepLoad(0, batch, 0, batch, 0))[:-2]
+        for coefficient, value in zip(self.coefficients, (*steady, contexts, contexts), strict=True):
+            total = total + coefficient * value
+        return total
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {

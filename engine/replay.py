@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.blocks import ROOT, BlockPool
+from engine.cold import ColdRunner
 from engine.config import SIMULATED, EngineConfig
 from engine.request import SamplingParams
 from engine.simulated import Simulation, open_reference
@@ -53,7 +54,11 @@ class EngineTwin:
             gap_ns=round(what.fit.gap_s * _NS) if what.fit is not None else 0,
             pauses=tuple((round(at * _NS), round(length * _NS)) for at, length in setting.pauses),
             token_steps=tokens,
+            leaping=not setting.compile_s,
         )
+        if setting.compile_s:
+            cold = ColdRunner(rig.engine.runner, rig.clock, round(setting.cold_at_s * _NS), setting.compile_s)
+            rig.engine.runner = cold
         if load.cached_tokens is not None:
             _tell_hits(rig, load.cached_tokens.tolist())
         rig.feed(_arrivals(load))

@@ -150,7 +150,7 @@ def nothing(world: World, size: float, draw: random.Random) -> World:
 
 
 def impatient(world: World) -> World:
-    """Clients of both sides give up after four times the slow answer of the healthy server, and try three times more."""
+    """Clients of both sides give up after four times a healthy server's slow answer, and try three times more."""
     limit = 4 * world.notes["e2e_p99_s"]
     # no budget holds these users back: with one there is no storm
     patience = Patience(total_s=limit, retries=3, backoff_s=limit / 20, factor=1.5, jitter=0.5, budget=3.0)

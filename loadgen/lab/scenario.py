@@ -41,7 +41,7 @@ WAYS: Final = (VIRTUAL, SERVER, REAL)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """label, cause: the verdict that is right.  virtual, real: what is done, as the file has it; empty: not that way."""
+    """label, cause: the right verdict.  virtual, real: what is done, as the file has it; empty: not that way."""
 
     id: str
     title: str
@@ -95,9 +95,7 @@ def read(path: Path) -> Scenario:
     expect = found["expect"]
     _known(expect, ("label", "cause"), f"{where}: expect")
     if expect.get("label") not in LABELS or not isinstance(expect.get("cause"), str):
-        raise UserError(
-            f"expect is {expect!r}", where=where, remedy=f"give a label of {', '.join(LABELS)} and a cause"
-        )
+        raise UserError(f"expect is {expect!r}", where=where, remedy=f"give a label of {', '.join(LABELS)} and a cause")
     loads = found.get("loads", [0.5, 0.8])
     if not isinstance(loads, list) or not loads or not all(_number(one) and 0 < one <= 4 for one in loads):
         raise UserError(f"loads are {loads!r}", where=where, remedy="give shares of the capacity, such as [0.5, 0.8]")

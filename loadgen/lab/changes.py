@@ -39,9 +39,9 @@ def kv_pool(world: World, size: float, draw: random.Random) -> World:
 
 
 def kv_pool_too_small(world: World, size: float, draw: random.Random) -> World:
-    """A pool that the longest ``size`` of the requests do not fit into."""
-    needs = np.sort((world.load.input_tokens + world.load.output_tokens) // world.setting.block_size + 2)
-    return _setting(world, kv_blocks=int(needs[min(len(needs) - 1, int((1 - size) * len(needs)))]))
+    """A pool of ``size`` times what the over-long requests need; the others fit as before."""
+    longest = int((world.load.input_tokens + world.load.output_tokens).max()) // world.setting.block_size + 2
+    return _setting(world, kv_blocks=round(size * longest))
 
 
 def batch_size(world: World, size: float, draw: random.Random) -> World:
@@ -157,6 +157,15 @@ def impatient(world: World) -> World:
     return replace(world, patience=patience, timeout_s=limit)
 
 
+def with_long_ones(world: World) -> World:
+    """In both sides one request in forty has a context as long as all that the others ever hold, and fits."""
+    block, peak = world.setting.block_size, world.notes["peak_blocks"]
+    inputs = world.load.input_tokens.copy()
+    inputs[20::40] = round(1.5 * peak) * block
+    load = replace(world.load, input_tokens=inputs)
+    return _setting(replace(world, load=load), kv_blocks=round(3.5 * peak))
+
+
 def replicated(world: World) -> World:
     """Both sides have three replicas, asked in turn, and three times the load."""
     return replace(world, replicas=3)
@@ -171,7 +180,11 @@ CHANGES: Final[Mapping[str, Change]] = {
     )
 }  # fmt: skip
 #: Of both sides, before the change.
-BEFORE: Final[Mapping[str, Callable[[World], World]]] = {"retries": impatient, "slow_replica": replicated}
+BEFORE: Final[Mapping[str, Callable[[World], World]]] = {
+    "retries": impatient,
+    "slow_replica": replicated,
+    "kv_pool_too_small": with_long_ones,
+}
 
 
 def _wire(world: World, wire: Wire) -> World:

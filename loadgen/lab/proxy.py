@@ -14,7 +14,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from aiohttp import web
@@ -60,7 +60,9 @@ class ProxyFault:
     replica: int | None = None
 
 
-def make(kind: str, share: float = 1.0, size: float | None = None, seed: int = 0, replica: int | None = None) -> Any:
+def make(
+    kind: str, share: float = 1.0, size: float | None = None, seed: int = 0, replica: int | None = None
+) -> ProxyFault:
     """A checked fault.  Raises UserError that names the value."""
     known = KINDS.get(kind)
     if known is None:
@@ -195,3 +197,16 @@ async def _frames(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield frame + _FRAME
     if held:
         yield held
+
+
+def parse(text: str, seed: int = 0, replica: int | None = None) -> ProxyFault:
+    """A fault from "KIND", "KIND:SHARE" or "KIND:SHARE:SIZE".  Raises UserError."""
+    kind, *numbers = text.split(":")
+    try:
+        values = [float(one) for one in numbers]
+    except ValueError:
+        values = [0.0] * 3
+    if len(values) > 2:
+        raise UserError(f"{text!r} is no fault", where="--fault", remedy="write KIND, KIND:SHARE or KIND:SHARE:SIZE")
+    share = values[0] if values else 1.0
+    return make(kind, share, values[1] if len(values) > 1 else None, seed, replica)

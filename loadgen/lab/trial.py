@@ -121,6 +121,7 @@ def record(
                 "trace": {"name": "drawn", "synthetic": True},
                 "repeat": pair,
                 "generator": played.generator,
+                "scheduled": len(world.load),
                 "length_s": float(world.load.at_s[-1]),
                 "targets": sorted(set(played.tables["requests"].column("target").to_pylist())),
             }
@@ -160,7 +161,7 @@ def virtual(
         size=size,
         truth=scenario.truth,
         said=said.verdict,
-        second=_second(said),
+        second=second_of(said),
         seconds=time.monotonic() - began,
         folder=str(folder),
         a=tuple(one.run_id for one in a),
@@ -172,6 +173,6 @@ def virtual(
     return trial
 
 
-def _second(said: Said) -> str:
+def second_of(said: Said) -> str:
     hypotheses = said.to_dict().get("hypotheses", ())
     return str(hypotheses[1]["cause"]) if len(hypotheses) > 1 else ""

@@ -29,14 +29,13 @@ from engine.step_load import StepLoad
 from engine.step_model import Noise
 from engine.steplog import StepRecord
 from models.errors import UserError
+from telemetry.least_squares import robust, spread
 
 FEATURES: Final = ("step", "tokens_8", "tokens_32", "prefill_tokens", "decode_seqs", "context_tokens", "attended")
 KIND: Final = "tailspan step fit"
 VERSION: Final = 1
 LEAST_STEPS: Final = 100
 ABOUT_MAX: Final = 200  # it goes into headers and bundles
-ROUNDS: Final = 30  # of reweighting; it settles in fewer than ten
-HUBER: Final = 1.345  # 95 % efficient where the noise is normal
 STALL_SIGMAS: Final = 5.0  # beyond so many robust deviations, and beyond STALL_RATIO times the formula: a stall
 STALL_RATIO: Final = 1.5
 _AGAIN: Final = "make it again: python -m engine.step_fit RUN -o FILE"
@@ -123,9 +122,9 @@ def fit(steps: Sequence[Step | StepRecord], about: str) -> StepFit:
     measured = np.array([(s.end_ns - s.start_ns) / 1e9 for s in steps], dtype=np.float64)
     if not (measured > 0).all():
         raise UserError("a step of no duration", where="step log", remedy="use the log of a real engine")
-    coefficients = _robust(features, measured)
+    coefficients = robust(features, measured)
     ratio = np.log(measured / (features @ coefficients))
-    stalled = ratio > max(math.log(STALL_RATIO), STALL_SIGMAS * _spread(ratio))
+    stalled = ratio > max(math.log(STALL_RATIO), STALL_SIGMAS * spread(ratio))
     calm = ratio[~stalled]
     level = float(np.mean(np.exp(calm)))  # so that times add up to the measured ones, not to their median
     coefficients = coefficients * level
@@ -148,60 +147,6 @@ def _features(load: StepLoad) -> tuple[float, ...]:
         float(load.context_tokens),
         float(load.attended),
     )
-
-
-def _robust(features: Floats, measured: Floats) -> Floats:
-    """Non-negative coefficients that minimise Huber's loss of the relative error."""
-    weights = 1.0 / measured
-    coefficients = np.zeros(features.shape[1])
-    for _ in range(ROUNDS):
-        coefficients = non_negative(features * weights[:, None], measured * weights)
-        guess = np.maximum(features @ coefficients, 1e-9)
-        relative = measured / guess - 1.0
-        bound = HUBER * max(_spread(relative), 1e-6)
-        weights = np.sqrt(np.minimum(1.0, bound / np.maximum(np.abs(relative), 1e-12))) / guess
-    return coefficients
-
-
-def non_negative(features: Floats, target: Floats) -> Floats:
-    """Least squares with coefficients >= 0, by Lawson and Hanson's active set (Solving Least Squares Problems, ch. 23).
-
-    features: [n, k]; target: [n].  Columns are scaled to one length first, since their units differ by millions.
-    """
-    scale = np.linalg.norm(features, axis=0)
-    scale[scale == 0] = 1.0
-    columns = features / scale
-    gram, along = columns.T @ columns, columns.T @ target
-    k = len(scale)
-    x, free = np.zeros(k), np.zeros(k, dtype=bool)
-    tolerance = 1e-10 * float(np.abs(along).max(initial=1.0))
-    for _ in range(10 * k):
-        gradient = along - gram @ x
-        gradient[free] = -np.inf
-        if float(gradient.max(initial=-np.inf)) <= tolerance:
-            break
-        free[int(gradient.argmax())] = True
-        while True:
-            trial = np.zeros(k)
-            trial[free] = np.linalg.lstsq(gram[np.ix_(free, free)], along[free], rcond=None)[0]
-            if (trial[free] > 0).all():
-                x = trial
-                break
-            down = free & (trial <= 0)
-            gaps = x[down] - trial[down]
-            step = float(np.min(x[down] / np.where(gaps > 0, gaps, 1.0)))
-            x = x + step * (trial - x)
-            x[x < 1e-15] = 0.0
-            free &= x > 0
-            if not free.any():
-                break
-    result: Floats = x / scale
-    return result
-
-
-def _spread(values: Floats) -> float:
-    """A standard deviation that outliers do not move: 1.4826 times the median distance to the median."""
-    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
 def _noise(ratio: Floats, measured: Floats, base: Floats, stalled: npt.NDArray[np.bool_]) -> Noise:

@@ -12,8 +12,7 @@ bundles.
 """
 
 from telemetry.explain.causes import CAUSES, UNKNOWN, Cause
-
-# from telemetry.explain.explain import explain
+from telemetry.explain.explain import explain
 from telemetry.explain.result import Explanation, Hypothesis
 from telemetry.explain.server_model import Load, Replay, Replayed, ServerModel
 

@@ -103,6 +103,8 @@ CAUSES: Final = _table(
           TOOLING, "compare the tokenizer files' hashes: if they are equal, it is not the tokenizer"),
     Cause("template", WRONG, "every prompt has the same number of tokens more or fewer: another chat template or BOS",
           TOOLING, "send one prompt without a template: if its count is right, the template is the cause"),
+    Cause("other_model", WRONG, "another model answers than the one that was asked", TOOLING,
+          "ask the server for its models: if the right one is served alone, it is not the model"),
     Cause("sampling", WRONG, "sampling parameters are not honoured", RUNTIME,
           "ask 8 times at temperature 1.2: if the answers differ, the parameters are honoured"),
     Cause("truncated", WRONG, "answers end at one fixed length that nobody asked for", RUNTIME,

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from engine import step_fit
-from engine.step_fit import FEATURES, Step, StepFit, fit, load, non_negative
+from engine.step_fit import FEATURES, Step, StepFit, fit, load
 from engine.step_load import StepLoad
 from engine.step_model import SHORTEST_NS, Noise, StepTimes
 from models.errors import UserError
 from telemetry.bundle import COMPLETE, Bundle
+from telemetry.least_squares import non_negative
 from telemetry.schema import STEPS
 
 TRUE = dict(

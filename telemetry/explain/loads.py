@@ -1,0 +1,111 @@
+"""How much load a side carried against how fast it worked: Δ log load = Δ log arrivals + Δ log work - Δ log speed.
+
+Needs no model of the server: rates and lengths from the rows, speed from the step log, else from the time that a prompt
+token and an answer token took.  It tells whether a queue grew because more came, or because less was done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from telemetry import names
+from telemetry.explain import step_times
+from telemetry.explain.contributions import interval
+from telemetry.explain.side import Run
+
+GROWN: Final = math.log(1.1)  # of the load, from which it is called grown
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChange:
+    """Changes in logarithms, with 95 % intervals over the repeats (None with one pair).
+
+    arrivals: requests/s.  work: seconds of a step's time per request, at A's speed.  speed: how much faster.
+    """
+
+    arrivals: float
+    work: float
+    speed: float
+    arrivals_interval: tuple[float | None, float | None]
+    work_interval: tuple[float | None, float | None]
+    speed_interval: tuple[float | None, float | None]
+
+    @property
+    def load(self) -> float:
+        """Of the load: above 0, more was asked in a second than could be done before."""
+        return self.arrivals + self.work - self.speed
+
+    @property
+    def asked(self) -> float:
+        """Of what was asked alone."""
+        return self.arrivals + self.work
+
+    @property
+    def sentence(self) -> str:
+        parts = [
+            f"{name} x {math.exp(value):.2f}"
+            for name, value in (("arrivals", self.arrivals), ("work a request", self.work), ("speed", self.speed))
+        ]
+        return f"load x {math.exp(self.load):.2f} ({', '.join(parts)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "load": self.load}
+
+
+def load_change(a: Sequence[Run], b: Sequence[Run]) -> LoadChange | None:
+    """Between two sides; None: a side has next to no answers."""
+    rows = [one for one in (_pair(x, y) for x, y in zip(a, b, strict=False)) if one is not None]
+    if not rows:
+        return None
+    table = np.array(rows)
+    middle = table.mean(axis=0)
+    low_high = [interval(table[:, at]) for at in range(3)]
+    return LoadChange(*(float(one) for one in middle), *low_high)
+
+
+def _pair(a: Run, b: Run) -> tuple[float, float, float] | None:
+    sides = (a, b)
+    if min(int(one.counted.sum()) for one in sides) < 10 or min(int(one.answered.sum()) for one in sides) < 10:
+        return None
+    rates = [int(one.counted.sum()) / max(1e-9, float(np.ptp(one["intended_s"][one.counted]))) for one in sides]
+    formula = step_times.fit(a.steps)
+    prompt, answer = _costs(a) if formula is None else (formula[3], 0.0)
+    if formula is not None:
+        # an answer's token costs its part of a step: the fixed part is shared by the batch
+        batch = max(1.0, float(np.mean(np.concatenate([np.nan_to_num(one["decode_seqs"]) for one in a.steps]))))
+        answer = formula[4] + (formula[0] + 8 * formula[1]) / batch
+    work = [_work(one, prompt, answer) for one in sides]
+    if min(work) <= 0:
+        return None
+    if formula is not None and b.steps:
+        before, after = step_times.speed(a.steps, formula), step_times.speed(b.steps, formula)
+        slower = after.total / before.total if before is not None and after is not None else 1.0
+    else:
+        costs = [_costs(one) for one in sides]
+        ratios = [y / x for x, y in zip(*costs, strict=True) if x > 0 and y > 0]
+        slower = float(np.exp(np.mean(np.log(ratios)))) if ratios else 1.0
+    return math.log(rates[1] / rates[0]), math.log(work[1] / work[0]), -math.log(slower)
+
+
+def _work(run: Run, prompt_s: float, answer_s: float) -> float:
+    """Mean seconds of work in a request that was sent."""
+    rows = run.counted
+    prompt = np.where(np.isnan(run["prompt_tokens_reported"]), run["input_tokens"], run["prompt_tokens_reported"])
+    computed = np.maximum(prompt - np.nan_to_num(run["cached_tokens"]), 1)[rows]
+    answer = np.nan_to_num(run["expected_output_tokens"][rows], nan=1.0)
+    return float(np.nanmean(prompt_s * computed + answer_s * answer))
+
+
+def _costs(run: Run) -> tuple[float, float]:
+    """Median seconds that a prompt token and an answer token took; 0 where nothing is known of it."""
+    rows = run.answered
+    computed = np.maximum(run["input_tokens"] - np.nan_to_num(run["cached_tokens"]), 1)[rows]
+    prefill = run[f"phase_{names.PREFILL}_s"][rows] / computed
+    tpot = run["tpot_s"][rows]
+    found = [float(np.nanmedian(one)) if np.isfinite(one).any() else 0.0 for one in (prefill, tpot)]
+    return found[0], found[1]

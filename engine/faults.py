@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import logging
 import random
 import threading
@@ -27,6 +26,7 @@ import torch
 from engine.request import Request, SamplingParams
 from engine.scheduler import Slice
 from models.errors import UserError
+from models.misreading import OTHER_TEMPLATE, fewer_merges
 from models.store import LoadedModel
 from models.template import ChatTemplate
 from models.tokenizer import Tokenizer
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tailspan.faults")
 
 GROUP: Final = 32  # weights that share a scale when they are rounded
-OTHER_TEMPLATE: Final = (
-    "{% for message in messages %}{{ '### ' + message['role'] + ':\\n' + message['content'] + '\\n\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '### assistant:\\n' }}{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,14 +347,6 @@ def _poison(layer: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
         return weight
 
     return change
-
-
-def fewer_merges(path: Any, share: float) -> Tokenizer:
-    """The tokenizer of a file without the last ``share`` of its merges: the same ids, texts cut otherwise."""
-    content = json.loads(path.read_bytes())
-    merges = content["model"]["merges"]
-    content["model"]["merges"] = merges[: len(merges) - max(1, int(len(merges) * share))]
-    return Tokenizer(json.dumps(content).encode(), str(path))
 
 
 def _nan_row(row: torch.Tensor, request: Request, fault: Fault, ends: list[int]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.blocks import ROOT
+from engine.cold import ColdRunner
 from engine.config import SIMULATED, EngineConfig
 from engine.counting_pool import CountingPool
 from engine.phase_clock import PhaseClock
@@ -55,7 +56,11 @@ class EngineTwin:
             gap_ns=round(what.fit.gap_s * _NS) if what.fit is not None else 0,
             pauses=tuple((round(at * _NS), round(length * _NS)) for at, length in setting.pauses),
             token_steps=tokens,
+            leaping=not setting.compile_s,
         )
+        if setting.compile_s:
+            cold = ColdRunner(rig.engine.runner, rig.clock, round(setting.cold_at_s * _NS), setting.compile_s)
+            rig.engine.runner = cold
         if load.cached_tokens is not None:
             _tell_hits(rig, load.cached_tokens.tolist())
         rig.feed(_arrivals(load))

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from loadgen.way import DIRECT, Way
 from telemetry import names
+from telemetry.adapters.registry import ADAPTERS, METRICS_PATHS, metric_names, recognise
 
 TIMEOUT_S: Final = 3.0
 LIMIT: Final = 4 << 20  # bytes of an answer
@@ -26,6 +27,8 @@ class Target:
     """What one target said of itself.  max_context: tokens of prompt and answer; None: it did not say.
 
     simulated: what it simulates instead of computing; None: it computes, or does not say.
+    kind: which server it is (telemetry.adapters.registry), None where nothing tells; version: as it says.
+    metrics_path: where it serves Prometheus text.
     """
 
     url: str
@@ -35,6 +38,9 @@ class Target:
     max_context: int | None
     detail: str
     simulated: str | None = None
+    kind: str | None = None
+    version: str | None = None
+    metrics_path: str = METRICS_PATHS[0]
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "models": list(self.models)}
@@ -44,19 +50,27 @@ def get(
     url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S, way: Way = DIRECT, data: bytes | None = None
 ) -> tuple[int, bytes]:
     """Status and body (at most LIMIT bytes) of a GET, or of a POST of data.  Raises OSError without an answer."""
+    status, body, _ = fetch(url, headers, timeout_s, way, data)
+    return status, body
+
+
+def fetch(
+    url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S, way: Way = DIRECT, data: bytes | None = None
+) -> tuple[int, bytes, Mapping[str, str]]:
+    """``get`` with the answer's headers, which are looked up in any case."""
     try:
         request = urllib.request.Request(url, headers=dict(headers), data=data)
         with way.opener.open(request, timeout=timeout_s) as answer:
-            return int(answer.status), bytes(answer.read(LIMIT))
+            return int(answer.status), bytes(answer.read(LIMIT)), answer.headers
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, error.read(LIMIT)
+            return error.code, error.read(LIMIT), error.headers
 
 
 def look(url: str, headers: Mapping[str, str], way: Way = DIRECT) -> Target:
-    """Ask one target for its models and its health."""
+    """Ask one target for its models and its health, and find out what server it is."""
     try:
-        status, body = get(f"{url}/v1/models", headers, way=way)
+        status, body, answer_headers = fetch(f"{url}/v1/models", headers, way=way)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         return Target(url, False, None, (), None, f"no answer ({reason})")
@@ -70,7 +84,45 @@ def look(url: str, headers: Mapping[str, str], way: Way = DIRECT) -> Target:
         detail += ", not ready yet"
     if simulated is not None:
         detail += f" (SIMULATED: {simulated})"
-    return Target(url, True, ready, models, context, detail, simulated)
+    kind, path = _kind(url, headers, way, _owners(body) if status == 200 else [], answer_headers.get("server") or "")
+    version = _version(url, headers, way, kind)
+    if kind in ADAPTERS:
+        detail += f", {ADAPTERS[kind].title}" + (f" {version}" if version else "")
+    return Target(url, True, ready, models, context, detail, simulated, kind, version, path)
+
+
+def _kind(url: str, headers: Mapping[str, str], way: Way, owners: list[str], server: str) -> tuple[str | None, str]:
+    """What server it is, and where its Prometheus metrics are."""
+    for path in METRICS_PATHS:
+        try:
+            status, body = get(url + path, headers, way=way)
+        except (OSError, ValueError):
+            break
+        found = metric_names(body.decode("utf-8", "replace")) if status == 200 else set()
+        if found:
+            return recognise(found, owners, server), path
+    return recognise((), owners, server), METRICS_PATHS[0]
+
+
+def _version(url: str, headers: Mapping[str, str], way: Way, kind: str | None) -> str | None:
+    """The version that a known kind of server tells at its own place."""
+    where = ADAPTERS[kind].version if kind in ADAPTERS else None
+    if where is None:
+        return None
+    try:
+        status, body = get(url + where[0], headers, way=way)
+        found = json.loads(body)[where[1]] if status == 200 else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _owners(body: bytes) -> list[str]:
+    """``owned_by`` of the models in a list."""
+    try:
+        return [str(entry.get("owned_by") or "") for entry in json.loads(body)["data"] if isinstance(entry, dict)]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _models(body: bytes) -> tuple[tuple[str, ...], int | None, str | None]:

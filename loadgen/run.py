@@ -299,7 +299,8 @@ def run(
 
     def on_start(zero_ns: int, zero_unix_ns: int) -> None:
         bundle.update(clock={"zero_monotonic_ns": zero_ns, "zero_unix_ns": zero_unix_ns})
-        scrapers.append(Scraper(bundle, plan.targets, settings.headers, zero_ns, settings.way))
+        paths = {one.url: one.metrics_path for one in prepared.servers}
+        scrapers.append(Scraper(bundle, plan.targets, settings.headers, zero_ns, settings.way, paths))
         scrapers[0].start()
 
     def on_progress(totals: Totals) -> Mapping[str, int]:

@@ -29,14 +29,24 @@ _STEP_COLUMNS: Final = frozenset(STEPS.names)
 
 
 class Scraper:
-    """Scrapes until stop().  zero_ns: the run's zero on the monotonic clock.  failures: target -> scrapes in vain."""
+    """Scrapes until stop().  zero_ns: the run's zero on the monotonic clock.  failures: target -> scrapes in vain.
+
+    paths: where a target serves its metrics, where that is not /metrics.
+    """
 
     def __init__(
-        self, bundle: Bundle, targets: Sequence[str], headers: Mapping[str, str], zero_ns: int, way: Way = DIRECT
+        self,
+        bundle: Bundle,
+        targets: Sequence[str],
+        headers: Mapping[str, str],
+        zero_ns: int,
+        way: Way = DIRECT,
+        paths: Mapping[str, str] | None = None,
     ) -> None:
         self._bundle = bundle
         self._way = way
         self._targets = list(dict.fromkeys(targets))
+        self._paths = dict(paths or {})
         self._headers = dict(headers)
         self._zero_ns = zero_ns
         self._lock = threading.Lock()
@@ -94,7 +104,7 @@ class Scraper:
 
     def _metrics(self, target: str, *, buckets: bool) -> list[dict[str, Any]]:
         try:
-            status, body = get(f"{target}/metrics", self._headers, TIMEOUT_S, self._way)
+            status, body = get(target + self._paths.get(target, "/metrics"), self._headers, TIMEOUT_S, self._way)
             t = self._now()
             if status != 200:
                 raise ValueError(f"status {status}")

@@ -17,7 +17,10 @@ from typing import Any, Final
 from loadgen import responses_api
 from loadgen.failure import Failure, ServerError, in_stream, of_status, retry_after_s, server_error
 from loadgen.sse import Event, LineTooLongError, SseReader
+from telemetry.adapters import llama_cpp, tgi
+from telemetry.adapters.adapter import DURATION, Account
 from telemetry.names import (
+    PHASES,
     PHASES_EVENT,
     PHASES_KEY,
     REPLICA_HEADER,
@@ -133,6 +136,8 @@ class Answer:
             self.request_id = value.decode("latin-1")
         if (value := headers.get(b"retry-after")) is not None:
             self.retry_after_s = retry_after_s(value)
+        if b"x-inference-time" in headers:
+            self._take_phases(tgi.of_headers(headers))
         if 200 <= status < 300 and headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
             self._reader = SseReader(self.line_limit)
             self.streamed = True
@@ -285,6 +290,8 @@ class Answer:
             self._identify(found)
         usage = found.get("usage")
         mark = self._take_usage(usage) if usage else -1
+        if "timings" in found:
+            self._take_phases(llama_cpp.of_body(found))
         choices = found.get("choices")
         if not isinstance(choices, list):
             return
@@ -404,6 +411,15 @@ class Answer:
             return -1
         self.completion_tokens = completion
         return completion
+
+    def _take_phases(self, told: Account | None) -> None:
+        """The account of a server that is not ours (seconds), in the form of our engine's (ns)."""
+        if told is not None and self.account is None:
+            account: dict[str, Any] = {"phases": {name: round(told[name] * 1e9) for name in told if name != DURATION}}
+            if DURATION in told:
+                account["phases"] = {name: account["phases"].get(name, 0) for name in PHASES}
+                account["duration_ns"] = sum(account["phases"].values())
+            self.account = account
 
     def _take_account(self, found: dict[str, Any]) -> None:
         account = found.get(PHASES_KEY)

@@ -3,7 +3,8 @@
 Owns: the folder layout (``manifest.json``, one folder of parts per table, ``verdicts-<SLO hash>.parquet``), run ids and
 how a bundle is found.  What is inside the part files is ``telemetry.parts``.
 Must always hold: the manifest on disk is a complete one, old or new, at any moment; rows are facts and never change,
-save that texts are dropped by the plan's ``keep_text`` when the parts are compacted; no secret reaches the manifest.
+save that when the parts are compacted texts are dropped by the plan's ``keep_text`` and phases that another kind of
+server told by its spans or answers are filled in; no secret reaches the manifest.
 """
 
 from __future__ import annotations
@@ -132,17 +133,25 @@ class Bundle:
         return table
 
     def compact(self) -> bool:
-        """Gather the parts of every table into one Parquet file each, texts by ``keep_text``; false if all was done.
+        """Gather the parts of every table into one Parquet file each; false if all was done.
+
+        Texts stay by ``keep_text``, and what a server that is not ours told of its phases goes into the rows' columns.
 
         Only for a bundle whose writers are closed or dead.  UserError on a full disk: then the parts are still there.
         """
+        from telemetry.adapters.accounts import filler  # reads bundles itself
+
         keep = self.manifest.get("plan", {}).get("keep_text", KEEP_WRONG)
+        fill = filler(self)
         done = False
+
+        def of_requests(rows: pa.Table) -> pa.Table:
+            rows = rows if fill is None else fill(rows)
+            return rows if keep == KEEP_ALL else _with_texts_dropped(rows, keep)
+
         for name, schema in TABLES.items():
             if (self.path / name).is_dir():
-                drop_texts = name == "requests" and keep != KEEP_ALL
-                transform = (lambda rows: _with_texts_dropped(rows, keep)) if drop_texts else None
-                done = compact(self.path / name, schema, transform) or done
+                done = compact(self.path / name, schema, of_requests if name == "requests" else None) or done
         return done
 
     def verdicts(self, slo: Slo) -> pa.Table:

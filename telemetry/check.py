@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from models.errors import UserError
 from telemetry import names, outcomes
+from telemetry.adapters.registry import of_manifest
 from telemetry.bundle import COMPLETE, RUNNING, Bundle
 from telemetry.schema import TABLES
 from telemetry.slo import Slo
@@ -59,7 +60,7 @@ def check(bundle: Bundle, slo: Slo) -> list[Finding]:
     findings.extend(_labels(verdicts, scheduled, requests.num_rows, bundle.status))
     answered = requests.filter(_answered(requests, verdicts))
     findings.append(_moments(requests))
-    findings.extend(_phases(answered, _our_engines(bundle)))
+    findings.extend(_phases(answered, _our_engines(bundle), set(of_manifest(bundle.manifest))))
     findings.extend(_spans(bundle, requests, answered))
     return findings
 
@@ -147,7 +148,7 @@ def _our_engines(bundle: Bundle) -> set[str]:
     return {outcomes.host_of(source) for source in pc.unique(sources).to_pylist() if source}
 
 
-def _phases(answered: pa.Table, ours: set[str]) -> Iterator[Finding]:
+def _phases(answered: pa.Table, ours: set[str], others: set[str]) -> Iterator[Finding]:
     phases = {name: _floats(answered, f"phase_{name}_s") for name in names.PHASES}
     duration = _floats(answered, "server_duration_s")
     complete = ~np.isnan(duration)
@@ -155,7 +156,8 @@ def _phases(answered: pa.Table, ours: set[str]) -> Iterator[Finding]:
         complete &= ~np.isnan(values)
     targets = answered.column("target")
     giving = set(pc.unique(targets.filter(pa.array(complete))).to_pylist())
-    owing = [t for t in pc.unique(targets).to_pylist() if t in giving or outcomes.host_of(t or "") in ours]
+    # a server that is not ours tells of those requests alone whose spans were sampled
+    owing = [t for t in pc.unique(targets).to_pylist() if (t in giving - others) or outcomes.host_of(t or "") in ours]
     if answered.num_rows and not owing:
         yield Finding("phases", True, f"{answered.num_rows} answered; this server gives no account of its phases")
         return
@@ -198,10 +200,11 @@ def _spans(bundle: Bundle, requests: pa.Table, answered: pa.Table) -> Iterator[F
         yield Finding("spans", True, f"{len(sampled)} requests were sampled; their spans went to another collector")
         return
     traces = _by_trace(bundle.table("spans"), {row["trace_id"] for row in sampled})
+    others = set(of_manifest(bundle.manifest))  # their spans are where their phases come from
     with_account = {
         row["index"]
-        for row in answered.select(["index", "server_duration_s"]).to_pylist()
-        if row["server_duration_s"] is not None
+        for row in answered.select(["index", "target", "server_duration_s"]).to_pylist()
+        if row["server_duration_s"] is not None and row["target"] not in others
     }
     finished = [row for row in sampled if row["end_s"] is not None]
     yield _compare("client spans", finished, traces, _client_problem, bundle.status)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry import burn_rate, canary_estimate, canary_report, latency, names, outcomes, retries, stats, validity
+from telemetry.adapters.means import ServerAccount, accounts
 from telemetry.bundle import INTERRUPTED, Bundle
 from telemetry.judged import Judged, decide, judge_objective
 from telemetry.objective import BROKEN, GOODPUT, HELD, UNDECIDED, Objective
@@ -133,6 +134,7 @@ class Summary:
     open_loop: bool
     usage: Usage
     cached_share: float | None  # of the prompt tokens, by the server's account; None: it gives none
+    servers: tuple[ServerAccount, ...]  # of targets that are not ours: what they tell of their phases
     torn_bytes: int
     next: tuple[str, ...]
 
@@ -197,6 +199,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         open_loop=bool(bundle.manifest.get("open_loop", True)),
         usage=_usage(requests),
         cached_share=_cached_share(requests),
+        servers=accounts(bundle),
         torn_bytes=read.torn_bytes,
         next=(f"tailspan runs check {bundle.run_id}", "tailspan up"),
     )

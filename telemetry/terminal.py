@@ -48,6 +48,7 @@ def render(summary: Summary) -> RenderableType:
         blocks += [Text(), _latencies(summary.latencies), *_footnotes(summary.latencies)]
     if summary.phases:
         blocks += [Text(), _phases(summary.phases)]
+    blocks += [Text(one.sentence()) for one in summary.servers]
     if summary.usage.disagreeing:
         rows = ", ".join(map(str, summary.usage.examples))
         blocks.append(

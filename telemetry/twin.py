@@ -104,7 +104,9 @@ class TwinSetting:
     autocorrelation, stalls per second, seconds of a stall) in place of the fit's; (0, 0, 0, 0) turns it off.
     seed: of the noise.  speed: steps are so many times as fast.  prefill_speed: the part of a step that its prompt
     tokens make is so many times as fast.  pauses: (at_s, length_s), ascending: the first step after at_s starts so
-    much later, as when the host stalls.  Everything else: ``engine.config.EngineConfig``.
+    much later, as when the host stalls.  compile_s: from cold_at_s on, the first step of each shape (powers of two of
+    its decodes and of its prompt tokens) takes so much longer, as when kernels are compiled.
+    Everything else: ``engine.config.EngineConfig``.
     """
 
     model: str = "llama-3.1-8b"
@@ -127,6 +129,8 @@ class TwinSetting:
     speed: float = 1.0
     prefill_speed: float = 1.0
     pauses: tuple[tuple[float, float], ...] = ()
+    compile_s: float = 0.0
+    cold_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,16 +41,19 @@ def write_bundle(
     root: Path | str | None = None,
     name: str | None = None,
     fields: Mapping[str, Any] | None = None,
+    tables: Mapping[str, pa.Table] | None = None,
 ) -> Bundle:
     """Write a complete, compacted and judged bundle.
 
     root: the folder of runs (default: the usual one).  fields: of the manifest, beside those that the run itself
     tells (trace, hashes, repeat, seeds, ...); the setting stands in it under "twin".  A run that was replayed with
     tokens=True has the moment of each token in its rows, one with steps=True the step log; else these are null, and
-    the table is missing.
+    the table is missing.  tables: in place of the run's own or beside them (of telemetry.schema.TABLES), where more
+    stood between client and engine than the twin knows.
     """
     setting = run.setting
     given = dict(fields or {})
+    ended = {key: given.pop(key) for key in ("workers", "generator") if key in given}
     bundle = Bundle.create(
         root,
         given.pop("plan", {}),
@@ -69,12 +72,13 @@ def write_bundle(
             **given,
         },
     )
-    with bundle.writer("requests", REPLICA) as writer:
-        writer.append_table(rows(run))
+    own = {"requests": rows(run)} if tables is None or "requests" not in tables else {}
     if run.steps is not None:
-        with bundle.writer("steps", REPLICA) as writer:
-            writer.append_table(run.steps)
-    bundle.update(status=COMPLETE, workers=[{"name": REPLICA, "status": "ok"}])
+        own["steps"] = run.steps
+    for table, content in {**own, **(tables or {})}.items():
+        with bundle.writer(table, REPLICA) as writer:
+            writer.append_table(content)
+    bundle.update(status=COMPLETE, **{"workers": [{"name": REPLICA, "status": "ok"}], **ended})
     bundle.compact()
     bundle.update(validity=summarize(bundle, slo).validity.to_dict())
     return bundle

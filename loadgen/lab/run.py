@@ -1,0 +1,75 @@
+"""Trials in a row: every scenario asked for, at every load, with every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from loadgen.lab.processes import Servers
+from loadgen.lab.scenario import VIRTUAL, WAYS, Scenario, find, shipped
+from loadgen.lab.trial import Explain, Trial, virtual
+from models.errors import UserError
+from telemetry import slo
+from telemetry.twin import Twin
+
+KEEP = ("all", "wrong", "none")
+
+
+def chosen(names: list[str], *, every: bool, way: str) -> list[Scenario]:
+    """The scenarios asked for.  Raises UserError where there are none, or where one cannot be played this way."""
+    if way not in WAYS:
+        raise UserError(f"{way!r} is no way to play", where="--way", remedy=f"one of {', '.join(WAYS)}")
+    if every:
+        return [one for one in shipped() if way in one.ways]
+    if not names:
+        raise UserError("no scenario is named", remedy="name some of `tailspan lab list`, or give --all")
+    found = find(names)
+    for one in found:
+        if way not in one.ways:
+            raise UserError(
+                f"{one.id} cannot be played this way", where=f"--way {way}", remedy=f"one of {', '.join(one.ways)}"
+            )
+    return found
+
+
+def trials(
+    scenarios: Sequence[Scenario],
+    twin: Twin,
+    explain: Explain,
+    root: Path,
+    *,
+    way: str,
+    seeds: Iterable[int],
+    loads: Sequence[float] | None,
+    pairs: int,
+    requests: int,
+    keep: str,
+    say: Callable[[str], None],
+) -> list[Trial]:
+    """Play them all; a line each as it ends."""
+    if keep not in KEEP:
+        raise UserError(f"{keep!r} is no choice", where="--keep", remedy=f"one of {', '.join(KEEP)}")
+    policy = slo.load("chat")
+    found: list[Trial] = []
+    seeds = list(seeds)
+    servers = None if way == VIRTUAL else Servers(way, root)
+    try:
+        for scenario in scenarios:
+            for load in loads or scenario.loads:
+                for seed in seeds:
+                    if servers is None:
+                        trial = virtual(
+                            scenario, twin, explain, policy, root, load=load, seed=seed, pairs=pairs,
+                            requests=requests, keep=keep,
+                        )  # fmt: skip
+                    else:
+                        trial = servers.trial(scenario, explain, load=load, seed=seed, pairs=pairs, keep=keep)
+                    found.append(trial)
+                    mark = "right" if trial.right else f"WRONG, said {' · '.join(trial.said)}"
+                    kept = f" {trial.folder}" if trial.folder and not trial.right else ""
+                    truth = " · ".join(trial.truth)
+                    say(f"{scenario.id:<5}load {load:g} seed {seed}: {truth}: {mark} ({trial.seconds:.1f} s){kept}")
+    finally:
+        if servers is not None:
+            servers.close()
+    return found

@@ -1,0 +1,178 @@
+"""One trial: a scenario under a load and a seed, played on both sides, explained, and scored against the truth.
+
+Must always hold: the explanation is asked of the bundles alone; the truth is in the trial's result and nowhere in them.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from loadgen.lab.changes import BEFORE, apply
+from loadgen.lab.play import change_draw, play
+from loadgen.lab.scenario import VIRTUAL, Scenario, drawn
+from loadgen.lab.world import World, base
+from telemetry.bundle import Bundle
+from telemetry.slo import Slo
+from telemetry.twin import Twin
+from telemetry.twin_bundle import write_bundle
+
+REQUESTS: Final = 400
+PAIRS: Final = 5
+
+
+class Said(Protocol):
+    """What is needed of an explanation (telemetry.explain.Explanation has it)."""
+
+    @property
+    def verdict(self) -> tuple[str, str]: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+Explain = Callable[[Sequence[Bundle], Sequence[Bundle]], Said]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """truth and said: (label, cause).  size: as drawn.  a, b: run ids; folder: where they lie, "" where not kept."""
+
+    scenario: str
+    way: str
+    load: float
+    seed: int
+    size: Any
+    truth: tuple[str, str]
+    said: tuple[str, str]
+    second: str
+    seconds: float
+    folder: str
+    a: tuple[str, ...] = ()
+    b: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        """Is the first cause the true one?"""
+        return self.said == self.truth
+
+    @property
+    def label_right(self) -> bool:
+        return self.said[0] == self.truth[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "scenario": self.scenario,
+            "way": self.way,
+            "load": self.load,
+            "seed": self.seed,
+            "size": self.size,
+            "truth": list(self.truth),
+            "said": list(self.said),
+            "second": self.second,
+            "right": self.right,
+            "seconds": round(self.seconds, 2),
+            "folder": self.folder,
+        }
+
+
+def sides(scenario: Scenario, twin: Twin, load: float, seed: int, requests: int) -> tuple[World, World, Any]:
+    """The worlds of side A and side B, and the size of the fault as drawn."""
+    draw = random.Random(f"lab size {scenario.id} {seed}")
+    healthy = base(twin, seed, load, requests)
+    change = scenario.virtual["change"]
+    if change in BEFORE:
+        healthy = BEFORE[change](healthy)
+    size = drawn(scenario.virtual.get("size", 1.0), draw)
+    moments = change_draw(seed)
+    faulty = apply(healthy, change, float(size), moments)
+    for other in scenario.virtual.get("also", []):  # two faults at once
+        extra = drawn(other.get("size", 1.0), draw)
+        faulty = apply(faulty, other["change"], float(extra), moments)
+        size = [size, extra]
+    return healthy, faulty, size
+
+
+def record(
+    scenario: Scenario,
+    twin: Twin,
+    slo: Slo,
+    root: Path,
+    *,
+    load: float,
+    seed: int,
+    pairs: int = PAIRS,
+    requests: int = REQUESTS,
+) -> tuple[list[Bundle], list[Bundle], Any]:
+    """Play all pairs of a virtual trial, interleaved; bundles of both sides and the size of the fault."""
+    healthy, faulty, size = sides(scenario, twin, load, seed, requests)
+    found: tuple[list[Bundle], list[Bundle]] = ([], [])
+    for pair in range(pairs):
+        for side, world in enumerate((healthy, faulty)):
+            noise = (seed * 1000 + pair) * 2 + side
+            played = play(twin, world, noise, seed)
+            fields = {
+                "plan": {"keep_text": "none"},
+                "hashes": {"trace": f"lab-{seed}-{load:g}-{requests}"},  # the same load on both sides
+                "trace": {"name": "drawn", "synthetic": True},
+                "repeat": pair,
+                "generator": played.generator,
+                "scheduled": len(world.load),
+                "length_s": float(world.load.at_s[-1]),
+                "targets": sorted(set(played.tables["requests"].column("target").to_pylist())),
+            }
+            # the setting of a side is what the diagnosis is to find out
+            fields["twin"] = None
+            found[side].append(
+                write_bundle(played.run, slo, root=root, name="lab", fields=fields, tables=played.tables)
+            )
+    return *found, size
+
+
+def virtual(
+    scenario: Scenario,
+    twin: Twin,
+    explain: Explain,
+    slo: Slo,
+    root: Path,
+    *,
+    load: float,
+    seed: int,
+    pairs: int = PAIRS,
+    requests: int = REQUESTS,
+    keep: str = "wrong",
+) -> Trial:
+    """One trial in virtual time.  keep: bundles of which trials stay on disk: all, wrong or none."""
+    began = time.monotonic()
+    # a folder's name must not say what was done to it
+    folder = root / f"{random.Random(f'lab folder {scenario.id} {load} {seed}').getrandbits(40):010x}"
+    folder.mkdir(parents=True, exist_ok=True)
+    a, b, size = record(scenario, twin, slo, folder, load=load, seed=seed, pairs=pairs, requests=requests)
+    said = explain(a, b)
+    trial = Trial(
+        scenario=scenario.id,
+        way=VIRTUAL,
+        load=load,
+        seed=seed,
+        size=size,
+        truth=scenario.truth,
+        said=said.verdict,
+        second=second_of(said),
+        seconds=time.monotonic() - began,
+        folder=str(folder),
+        a=tuple(one.run_id for one in a),
+        b=tuple(one.run_id for one in b),
+    )
+    if keep == "none" or (keep == "wrong" and trial.right):
+        shutil.rmtree(folder)
+        trial = Trial(**{**{name: getattr(trial, name) for name in Trial.__slots__}, "folder": ""})
+    return trial
+
+
+def second_of(said: Said) -> str:
+    hypotheses = said.to_dict().get("hypotheses", ())
+    return str(hypotheses[1]["cause"]) if len(hypotheses) > 1 else ""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import typer
 
 from dashboards.commands import demo_command, report_command, up_command
 from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
+from loadgen.capacity.commands import capacity_command
 from loadgen.commands import run_command
 from loadgen.selfcheck import selfcheck_command
 from loadgen.traces.commands import traces
@@ -27,6 +29,9 @@ from telemetry.gate_command import gate_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from telemetry.slo_commands import app as slo_app
 
+if TYPE_CHECKING:
+    from telemetry.virtual_load import Twin, TwinSetting
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -34,6 +39,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Replay a real arrival trace against an LLM server: every request is good, late, wrong or dropped.",
 )
+
+
+def _make_twin(setting: TwinSetting) -> Twin:
+    """The engine in virtual time, for those who may not import it."""
+    from engine.virtual_rows import VirtualTwin
+
+    return VirtualTwin(setting)
+
+
+app.command("capacity")(capacity_command(_make_twin))
 app.command("demo")(demo_command)
 app.command("floor")(floor_command)
 app.command("gate")(gate_command)

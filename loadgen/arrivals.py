@@ -98,6 +98,12 @@ class ArrivalModel:
             ","
         )
 
+    def scaled(self, factor: float) -> ArrivalModel:
+        """The same shape at so many times the rate."""
+        rates = ("rate", "peak", "from", "to")
+        figures = tuple((name, value * factor if name in rates else value) for name, value in self.figures)
+        return ArrivalModel(self.model, figures, tuple((rate * factor, seconds) for rate, seconds in self.steps))
+
     @property
     def cv(self) -> float:
         """Of the gaps at a constant rate."""

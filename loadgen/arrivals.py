@@ -114,6 +114,12 @@ class ArrivalModel:
         """The model's own length: that of its steps; None: as long as it is asked for."""
         return sum(seconds for _, seconds in self.steps) or None
 
+    def mean_rate(self, length_s: float) -> float:
+        """Arrivals per second that are expected over so many seconds."""
+        knots = self.knots(length_s)
+        area = sum((at - before) * (rate + old) / 2 for (before, old), (at, rate) in zip(knots, knots[1:], strict=False))
+        return area / length_s
+
     def knots(self, length_s: float) -> list[tuple[float, float]]:
         """(seconds, rate): straight in between; two knots at one time are a jump."""
         figures = dict(self.figures)

@@ -7,13 +7,14 @@ without NaN or infinity.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry import burn_rate, canary_estimate, latency, names, outcomes, retries, stats, validity
+from telemetry import burn_rate, canary_estimate, latency, layer, names, outcomes, retries, stats, validity
 from telemetry.bundle import INTERRUPTED, Bundle
 from telemetry.judged import Judged, decide, judge_objective
 from telemetry.objective import BROKEN, GOODPUT, HELD, UNDECIDED, Objective
@@ -131,6 +132,7 @@ class Summary:
     open_loop: bool
     usage: Usage
     cached_share: float | None  # of the prompt tokens, by the server's account; None: it gives none
+    where: layer.Where  # the layer to look at
     torn_bytes: int
     next: tuple[str, ...]
 
@@ -139,8 +141,8 @@ class Summary:
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
-def summarize(bundle: Bundle, slo: Slo) -> Summary:
-    """Judge a bundle under an SLO and gather its figures."""
+def summarize(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Summary:
+    """Judge a bundle under an SLO and gather its figures.  before: runs whose versions it is compared with."""
     read = bundle.read("requests", _COLUMNS)
     requests = read.table
     verdicts = bundle.verdicts(slo)
@@ -153,7 +155,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
     objectives = tuple(judge_objective(o, population, requests, verdicts) for o in slo.objectives)
     decision = decide(slo, objectives) if judged else UNDECIDED
     growth = growth_through_run(answered)
-    overload = _overload(growth)
+    overload = _overload(growth) if decision == BROKEN else None
     simulated = bundle.manifest.get(names.SIMULATED_KEY)
     reasons = outcomes.reasons(verdicts)
     return Summary(
@@ -191,6 +193,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         open_loop=bool(bundle.manifest.get("open_loop", True)),
         usage=_usage(requests),
         cached_share=_cached_share(requests),
+        where=layer.where(bundle, slo, before),
         torn_bytes=read.torn_bytes,
         next=(f"tailspan runs check {bundle.run_id}", "tailspan up"),
     )

@@ -22,8 +22,11 @@ def seed_of(options: Options, number: int) -> int:
 
 
 def base_rate(trace: Trace, transforms: Transforms) -> float:
-    """Requests/s of the plan's load as it stands: the trace at its own rate, or the arrival model."""
-    return build(trace, replace(transforms, rate_scale=1.0)).rate_per_s
+    """Requests/s of the plan's load as it stands: the trace at its own rate, or what the arrival model expects."""
+    plain = build(trace, replace(transforms, rate_scale=1.0))
+    if transforms.arrivals is not None:
+        return transforms.arrivals.mean_rate(plain.length_s * transforms.speed) * transforms.speed
+    return plain.rate_per_s
 
 
 def at_rate(options: Options, base: float, rate: float, seed: int) -> Options:

@@ -29,7 +29,9 @@ MOST_RUNS: Final = 12
 FACTOR: Final = 2.0
 BELIEVED: Final = 0.9  # of the interval that is reported
 #: A run's chance is taken for no surer than this: the model of noise behind it may be wrong.
-SUREST: Final = 0.97
+SUREST: Final = 0.99
+#: What is believed reaches so far beyond the rates that were run: doubling has shown on which side of them it lies.
+MARGIN: Final = 1.25
 OVERLOAD_FACTOR: Final = 1.5  # above what is believed, before the way down
 DOWN: Final = 0.9  # from one try of the way down to the next
 NARROW: Final = 1.15  # a gap below a ceiling that is not worth a run
@@ -110,8 +112,10 @@ def believe(points: Sequence[Point]) -> Belief | None:
     said = [p for p in judged(points) if p.kind == SEARCH or p.verdict == HELD]
     if not any(p.verdict == HELD for p in said) or not any(p.verdict == BROKEN for p in said):
         return None
-    rates = np.array([point.rate for point in said])
-    grid = np.exp(np.linspace(math.log(rates.min() / FACTOR), math.log(rates.max() * FACTOR), GRID))
+    held = max(point.rate for point in said if point.verdict == HELD)
+    broken = min(point.rate for point in said if point.verdict == BROKEN)
+    first, last = min(held, broken) / MARGIN, max(held, broken) * MARGIN
+    grid = np.exp(np.linspace(math.log(first), math.log(last), GRID))
     weight: Floats = np.zeros(GRID)
     for point in said:
         chance = min(max(point.chance, 1 - SUREST), SUREST)

@@ -92,7 +92,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
     judged = point.verdict in (search.HELD, search.BROKEN)
     good = "" if point.good_share is None else format_share(point.good_share)
-    ended = " (ended early)" if point.stopped else ""
+    ended = ", cut" if point.stopped else ""
     return (
         _KINDS.get(point.kind, ""), f"{point.rate:.4g}", point.verdict + ended,
         f"{100 * point.chance:.0f} %" if judged else "", good, p95("ttft"), p95("tpot"), str(point.requests),
@@ -130,7 +130,8 @@ def _figures(found: Answer) -> Iterator[tuple[str, str, str]]:
         )  # fmt: skip
         yield "  with all of the peak", f"{peak.rate:.4g} requests/s", f"{peak.binds} ends it"
     for name, share in found.efficiency.items():
-        yield f"floor / time, {name}", f"{100 * share:.0f} %", "of the best run; each request alone, or each step"
+        alone = "" if name.endswith(" steps") else ", each request as if alone"
+        yield f"floor / time, {name}", f"{100 * share:.0f} %", f"best run{alone}"
     if found.cost_output is not None and found.cost_all is not None:
         yield (
             "cost per million tokens", f"{found.cost_output:.4g} of output, {found.cost_all:.4g} with prompts",

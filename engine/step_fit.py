@@ -79,6 +79,14 @@ class StepFit:
             total += coefficient * value
         return total
 
+    def decodes(self, batch: int, contexts: Floats) -> Floats:
+        """Seconds of steps that decode ``batch`` sequences each; contexts: tokens with KV of each step."""
+        total: Floats = np.zeros(len(contexts))
+        steady = _features(StepLoad(0, batch, 0, batch, 0))[:-2]
+        for coefficient, value in zip(self.coefficients, (*steady, contexts, contexts), strict=True):
+            total = total + coefficient * value
+        return total
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
@@ -221,6 +229,11 @@ def load(path: Path) -> StepFit:
         ) from error
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=where, remedy=_AGAIN) from error
+    return from_dict(body, where)
+
+
+def from_dict(body: Any, where: str) -> StepFit:
+    """A fit from ``StepFit.to_dict``.  Raises UserError that names ``where``, the field and the value."""
     if not isinstance(body, dict) or body.get("kind") != KIND:
         raise UserError(f"not a {KIND}", where=where, remedy=_AGAIN)
     if body.get("version") != VERSION:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.leaping import LeapingEngine
 from engine.phase_clock import PhaseClock
 from engine.request import Output, Refusal, Request, SamplingParams
 from engine.simulated import SimulatedRunner, Simulation
@@ -58,18 +60,22 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to come.  at_ns: on the virtual clock.  deadline_ms: after that."""
+    """A request to come.  at_ns: on the virtual clock.  deadline_ms: after that.  leaves_ns: when its client goes."""
 
     at_ns: int
     prompt_ids: list[int]
     params: SamplingParams
     priority: int = 0
     deadline_ms: int | None = None
+    leaves_ns: int | None = None
 
 
 @dataclass(slots=True)
 class Life:
-    """What is kept of a request that is over; of a refused one ``reason`` is the refusal's, and it has no clock."""
+    """What is kept of a request that is over; of a refused one ``reason`` is the refusal's, and it has no clock.
+
+    token_steps: the step of each token, where it was asked for.
+    """
 
     id: str
     arrived_ns: int
@@ -77,6 +83,7 @@ class Life:
     output_tokens: int
     reason: str
     clock: PhaseClock | None = None
+    token_steps: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +91,9 @@ class VirtualEngine:
     """An engine in virtual time.  ``feed`` what arrives, then ``run``; ``lives`` are the requests, in order of ends.
 
     gap_ns: time between two steps with work at hand (a fit knows it).  text: make texts, so that stop strings act.
-    keep: keep the requests themselves as well (their tokens, for tests).
+    keep: keep the requests themselves as well (their tokens, for tests).  token_steps: note the step of each token.
+    pauses: (at_ns, length_ns), ascending: the first step after at_ns starts so much later.  leaping: leave out the
+    work that nobody can see (``engine.leaping``); False: the plain engine, which does the same in more time.
     """
 
     config: EngineConfig
@@ -92,6 +101,9 @@ class VirtualEngine:
     gap_ns: int = 0
     text: bool = False
     keep: bool = False
+    token_steps: bool = False
+    pauses: tuple[tuple[int, int], ...] = ()
+    leaping: bool = True
     clock: VirtualClock = field(default_factory=VirtualClock)
     lives: list[Life] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -102,7 +114,30 @@ class VirtualEngine:
         if self.config.shadow:
             raise UserError("nothing is computed, so nothing can be run again alone", where="--shadow")
         runner = SimulatedRunner(self.config, self.what, self.clock)
-        self.engine = Engine(self.config, self.what.model, runner, self.what.cost, now=self.clock, text=self.text)
+        what, text = self.what, self.text
+        if self.leaping:
+            self.engine = LeapingEngine(
+                self.config, what.model, runner, what.cost, self.clock, text=text, gap_ns=self.gap_ns,
+                tokens_seen=self.keep,
+            )  # fmt: skip
+        else:
+            self.engine = Engine(self.config, what.model, runner, what.cost, now=self.clock, text=text)
+        if self.pauses:
+            self.engine.before_step = self._pause
+
+    def use_pool(self, pool: BlockPool) -> None:
+        """Serve from another pool of the same size; before the first request comes."""
+        engine = self.engine
+        engine.pool = engine.scheduler.pool = pool
+        if isinstance(engine, LeapingEngine):
+            engine.scheduler.cohort.pool = pool
+
+    def _pause(self) -> None:
+        """The host stands still before a step, as long as what is due of the pauses takes."""
+        while self.pauses and self.pauses[0][0] <= self.clock.now_ns:
+            (_at, length), *rest = self.pauses
+            self.pauses = tuple(rest)
+            self.clock.wait_until(self.clock.now_ns + length)
 
     def submit(self, arrival: Arrival) -> Request | None:
         """A request comes now; None: it was refused."""
@@ -118,6 +153,8 @@ class VirtualEngine:
         clock.tokenized(now)
         request = Request(name, arrival.prompt_ids, params, clock, self._heard, streamed=self.text)
         request.priority = arrival.priority
+        if self.token_steps:
+            request.token_steps = []
         if arrival.deadline_ms is not None:
             request.deadline_ns = now + 1_000_000 * arrival.deadline_ms
         self.requests[name] = request
@@ -127,6 +164,8 @@ class VirtualEngine:
             del self.requests[name]
             self.lives.append(Life(name, now, len(arrival.prompt_ids), 0, refusal.reason))
             return None
+        if arrival.leaves_ns is not None:
+            self.clock.at(arrival.leaves_ns, lambda: self.abort(name))
         return request
 
     def abort(self, request_id: str) -> None:
@@ -145,6 +184,7 @@ class VirtualEngine:
             request.generated,
             output.finish_reason,
             request.clock,
+            request.token_steps,
         )
         self.lives.append(life)
 
@@ -165,13 +205,20 @@ class VirtualEngine:
 
     def run(self, until_ns: float = math.inf) -> None:
         """Turn until nothing is left to do and to come, or until the clock is there (the step in hand ends)."""
-        clock = self.clock
-        while clock.now_ns < until_ns:
-            if self.turn():
-                continue
-            if clock.next_ns > until_ns or clock.next_ns == NEVER:
-                return
-            clock.wait_until(clock.next_ns)
+        clock, engine = self.clock, self.engine
+        # a hook between steps that is not ours may want to see every step
+        if isinstance(engine, LeapingEngine) and engine.before_step in (None, self._pause):
+            engine.horizon = lambda: min(clock.next_ns, until_ns, self.pauses[0][0] if self.pauses else NEVER)
+        try:
+            while clock.now_ns < until_ns:
+                if self.turn():
+                    continue
+                if clock.next_ns > until_ns or clock.next_ns == NEVER:
+                    return
+                clock.wait_until(clock.next_ns)
+        finally:
+            if isinstance(engine, LeapingEngine):
+                engine.horizon = None
 
     def turn(self) -> bool:
         """One turn of the engine, and the gap after its step where that left work behind; did a step run?"""

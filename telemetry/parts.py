@@ -65,6 +65,18 @@ class PartWriter:
                 raise ValueError(f"no such column in {self.path.parent.name}: {', '.join(sorted(unknown))}")
             self._rows.append(dict(row))
 
+    def append_table(self, table: pa.Table) -> None:
+        """Write rows that are columns already, behind those appended before.  Raises ValueError: another schema."""
+        self.flush()
+        table = table.cast(self._schema)  # another schema is a ValueError
+        for name in (field.name for field in self._schema if not field.nullable):
+            if table.column(name).null_count:
+                raise ValueError(f"{self.path.name}: {name} is missing in {table.column(name).null_count} rows")
+        for batch in table.to_batches():
+            self._unwritten.append(batch.serialize().to_pybytes())
+            self.rows_written += batch.num_rows
+        self._drain()
+
     @property
     def buffered(self) -> int:
         """Rows appended and not yet turned into a record batch."""

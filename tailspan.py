@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -30,7 +30,7 @@ from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from telemetry.slo_commands import app as slo_app
 
 if TYPE_CHECKING:
-    from telemetry.virtual_load import Twin, TwinSetting
+    from telemetry.twin import Twin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,14 +41,16 @@ app = typer.Typer(
 )
 
 
-def _make_twin(setting: TwinSetting) -> Twin:
-    """The engine in virtual time, for those who may not import it."""
-    from engine.virtual_rows import VirtualTwin
+class _LazyTwin:
+    """The engine in virtual time, for those who may not import it; loaded when it is asked for."""
 
-    return VirtualTwin(setting)
+    def __getattr__(self, name: str) -> object:
+        from engine.replay import TWIN
+
+        return getattr(TWIN, name)
 
 
-app.command("capacity")(capacity_command(_make_twin))
+app.command("capacity")(capacity_command(cast("Twin", _LazyTwin())))
 app.command("demo")(demo_command)
 app.command("floor")(floor_command)
 app.command("gate")(gate_command)

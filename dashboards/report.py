@@ -136,7 +136,7 @@ def _where(summary: Summary) -> str:
     if not layer_text.worth_saying(summary.where, summary.decision, summary.labels[names.WRONG]):
         return ""
     items = [
-        f"<li>{escape(head)}<div class=\"soft\">{escape('; '.join([*pointer.evidence, 'check: ' + pointer.check]))}"
+        f'<li>{escape(head)}<div class="soft">{escape("; ".join([*pointer.evidence, "check: " + pointer.check]))}'
         "</div></li>"
         for pointer, head in layer_text.heads(summary.where)
     ]

@@ -117,7 +117,9 @@ class ArrivalModel:
     def mean_rate(self, length_s: float) -> float:
         """Arrivals per second that are expected over so many seconds."""
         knots = self.knots(length_s)
-        area = sum((at - before) * (rate + old) / 2 for (before, old), (at, rate) in zip(knots, knots[1:], strict=False))
+        area = sum(
+            (at - before) * (rate + old) / 2 for (before, old), (at, rate) in zip(knots, knots[1:], strict=False)
+        )
         return area / length_s
 
     def knots(self, length_s: float) -> list[tuple[float, float]]:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from models.errors import UserError
 from telemetry import hard_checks, outcomes, validity
-from telemetry.parts import PartWriter, TableRead, compact, read_table, write_atomically, write_whole
+from telemetry.parts import PartWriter, TableRead, compact, read_table, write_atomically
 from telemetry.schema import SCHEMA_VERSION, TABLES
 from telemetry.slo import Slo, of_manifest
 
@@ -117,10 +117,6 @@ class Bundle:
     def writer(self, table: str, worker_name: str) -> PartWriter:
         """A writer of one more part of a table."""
         return PartWriter(self.path / table, TABLES[table], worker_name)
-
-    def put(self, table: str, rows: pa.Table) -> None:
-        """A whole table at once, of a run that was not written while it went (virtual time)."""
-        write_whole(self.path / table, TABLES[table], rows)
 
     def read(self, table: str, columns: Sequence[str] | None = None) -> TableRead:
         """A table with the parts that it came from and what was torn; in the order in which it was written."""

@@ -100,9 +100,7 @@ def _aligned(requests: pa.Table, verdicts: pa.Table) -> pa.Table:
 # --- patterns over many requests --------------------------------------------------------------------------------------
 
 
-def _patterns(
-    found: npt.NDArray[np.object_], place: npt.NDArray[np.int64], rows: pa.Table, judged: Bools
-) -> None:
+def _patterns(found: npt.NDArray[np.object_], place: npt.NDArray[np.int64], rows: pa.Table, judged: Bools) -> None:
     """Wrong answers that keep to large batches, to cache hits or to one replica are no matter of the model.
 
     found: causes of the bad requests; place: where those lie in rows; judged: rows that were answered.

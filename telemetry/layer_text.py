@@ -36,4 +36,3 @@ def rest(where: Where) -> str:
     if where.telemetry is not None and where.telemetry < FULL:
         parts.append(f"only {100 * where.telemetry:.0f} % of the answers carry full telemetry")
     return "; ".join(parts)
-

@@ -353,22 +353,6 @@ def compact(folder: Path, schema: pa.Schema, transform: Callable[[pa.Table], pa.
     return True
 
 
-def write_whole(folder: Path, schema: pa.Schema, table: pa.Table) -> None:
-    """A table that is there as a whole, written as if it had been gathered already; in place of what the folder holds.
-
-    ValueError for a column that the schema lacks.
-    """
-    if unknown := set(table.column_names) - set(schema.names):
-        raise ValueError(f"no such column in {folder.name}: {', '.join(sorted(unknown))}")
-    folder.mkdir(parents=True, exist_ok=True)
-    full = _align(table, schema, extras=False)
-    named = full.replace_schema_metadata({VERSION_KEY: str(SCHEMA_VERSION), COVERED_KEY: "[]", TORN_KEY: "0"})
-    temporary = folder / f".{DATA_FILE}.tmp"
-    pq.write_table(named, temporary, compression="zstd", row_group_size=ROW_GROUP)
-    temporary.replace(folder / DATA_FILE)
-    sync_folder(folder)
-
-
 def _write_compacted(
     temporary: Path,
     arrows: Iterable[Path],

@@ -1,10 +1,9 @@
-"""Would another run like this one hold the SLO?  A chance, from how far each objective is from its bound and how noisy.
+"""How surely did a run hold or break its SLO?  The distance of each objective from its bound, in standard errors.
 
 Every objective is a share of bad requests that may not exceed what it allows (``Objective.allowed_bad``).  The standard
 error of that share comes from BATCHES parts of the run in the order of their intended sends, since requests that queue
-behind each other are not independent (batch means: Law and Kelton, Simulation Modeling and Analysis); the chance is
-Student's.  Must always hold: above one half on the held side of a bound, below it on the other; AND takes the least,
-OR the largest of its members, which bounds the joint chance without an assumption on how they depend.
+behind each other are not independent (batch means: Law and Kelton, Simulation Modeling and Analysis).  Must always
+hold: positive on the held side of a bound, negative on the other; AND takes the least, OR the largest of its members.
 """
 
 from __future__ import annotations
@@ -22,26 +21,32 @@ from telemetry.objective import ALL, Group, Objective
 from telemetry.slo import Slo
 
 BATCHES: Final = 10
+FARTHEST: Final = 8.0  # beyond it a distance says nothing more
 
 
-def chance_to_hold(slo: Slo, requests: pa.Table, verdicts: pa.Table) -> tuple[float, str | None]:
-    """The chance, and the objective with the least; (0.5, None) where nothing could be judged.
+def margin(slo: Slo, requests: pa.Table, verdicts: pa.Table) -> tuple[float, str | None]:
+    """The distance, -FARTHEST to FARTHEST, and the objective with the least; (0, None) where nothing could be judged.
 
     requests: at least ``telemetry.latency.COLUMNS``.
     """
-    chances = [_chance(one, requests, verdicts) for one in slo.objectives]
-    known = [(chance, one.sentence) for chance, one in zip(chances, slo.objectives, strict=True) if chance is not None]
+    found = [_distance(one, requests, verdicts) for one in slo.objectives]
+    known = [(value, one.sentence) for value, one in zip(found, slo.objectives, strict=True) if value is not None]
     if not known:
-        return 0.5, None
-    return _joined(slo.rule, [0.5 if chance is None else chance for chance in chances]), min(known)[1]
+        return 0.0, None
+    return _joined(slo.rule, [0.0 if value is None else value for value in found]), min(known)[1]
 
 
-def _joined(rule: Group, chances: list[float]) -> float:
-    found = [_joined(one, chances) if isinstance(one, Group) else chances[one] for one in rule.members]
+def chance(distance: float) -> float:
+    """That another run at the same rate holds the SLO, by Student's t of the batches."""
+    return 1 - student_tail(distance, BATCHES - 1)
+
+
+def _joined(rule: Group, values: list[float]) -> float:
+    found = [_joined(one, values) if isinstance(one, Group) else values[one] for one in rule.members]
     return min(found) if rule.kind == ALL else max(found)
 
 
-def _chance(objective: Objective, requests: pa.Table, verdicts: pa.Table) -> float | None:
+def _distance(objective: Objective, requests: pa.Table, verdicts: pa.Table) -> float | None:
     """None where no request counts for it."""
     index, bad = bad_requests(objective, requests, verdicts)
     n = len(bad)
@@ -57,4 +62,5 @@ def _chance(objective: Objective, requests: pa.Table, verdicts: pa.Table) -> flo
     of_counts = math.sqrt(share * (1 - share) / n)
     error = max(of_batches, of_counts, 0.5 / n)  # half a request: a run without a bad one is not without noise
     # half a request to the good side: exactly what is allowed still holds
-    return 1 - student_tail((objective.allowed_bad + 0.5 / n - share) / error, max(1, len(parts) - 1))
+    distance = (objective.allowed_bad + 0.5 / n - share) / error
+    return float(np.clip(distance, -FARTHEST, FARTHEST))

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from loadgen.capacity.answer import Answer, Terms
     from loadgen.capacity.group import Group
-    from loadgen.capacity.probes import Probe
+    from loadgen.capacity.probe import Probe
     from loadgen.capacity.sweep import Sweep
     from loadgen.options import Options
-    from telemetry.virtual_load import MakeTwin, TwinSetting
+    from telemetry.twin import Twin, TwinSetting
 
 #: Parameters of `run` that make no sense here: a search makes its own runs, seeds and rates.
 NOT_HERE: Final = (
@@ -41,7 +41,7 @@ SENDING: Final = (
 ENGINE: Final = ("device", "weights", "max_batch", "token_budget", "kv_blocks", "sim_fit", "sweep")
 
 
-def capacity_command(make_twin: MakeTwin) -> Callable[..., int]:
+def capacity_command(twin: Twin) -> Callable[..., int]:
     """The command, with the twin that --virtual asks for."""
 
     def command(
@@ -59,14 +59,18 @@ def capacity_command(make_twin: MakeTwin) -> Callable[..., int]:
         sim_fit: Annotated[Path | None, typer.Option(help="virtual: step times fitted to a real engine.")] = None,
         sweep: Annotated[
             str | None,
-            typer.Option(metavar="KNOB=V1,V2", help="virtual: a search for each value of batch, token-budget or "
-                         "weight-bits; the latency-cost frontier."),
+            typer.Option(
+                metavar="KNOB=V1,V2",
+                help="virtual: a search for each value of batch, token-budget or "
+                "weight-bits; the latency-cost frontier.",
+            ),
         ] = None,
         group: Annotated[
             str | None, typer.Option(help="Folder of this search under --runs; one that is there is gone on with.")
         ] = None,
         start_rate: Annotated[
-            float | None, typer.Option(help="Requests/s to begin with [the plan's own; virtual: half of the iron law's].")
+            float | None,
+            typer.Option(help="Requests/s to begin with [the plan's own; virtual: half of the iron law's]."),
         ] = None,
         precision: Annotated[float, typer.Option(help="Half of the 90 % interval, as a share.")] = 0.05,
         max_runs: Annotated[int, typer.Option(help="Most runs, 3 to 12.")] = 12,
@@ -85,7 +89,7 @@ def capacity_command(make_twin: MakeTwin) -> Callable[..., int]:
 
         from loadgen.capacity.answer import Terms
         from loadgen.capacity.sweep import Sweep
-        from telemetry.virtual_load import TwinSetting
+        from telemetry.twin import TwinSetting
 
         own = tuple(inspect.signature(command).parameters)
         options = options_of(context, own)
@@ -94,11 +98,11 @@ def capacity_command(make_twin: MakeTwin) -> Callable[..., int]:
         setting = None
         if virtual:
             assert device is not None
-            fit = None if sim_fit is None else str(sim_fit)
-            setting = TwinSetting(options.model, device, weights, max_batch, token_budget, kv_blocks, sim_fit=fit)
-        asked = Asked(
-            options, setting, make_twin, group, start_rate, precision, max_runs, terms, Console(stderr=True)
-        )
+            setting = TwinSetting(
+                model=options.model, device=device, dtype=weights, max_batch=max_batch, token_budget=token_budget,
+                kv_blocks=kv_blocks, prefix_cache=False, fit=None if sim_fit is None else read_fit(sim_fit),
+            )  # fmt: skip
+        asked = Asked(options, setting, twin, group, start_rate, precision, max_runs, terms, Console(stderr=True))
         if sweep is not None:
             return _sweep(asked, Sweep.parse(sweep), output, as_json=as_json)
         return _one(asked, output, as_json=as_json)
@@ -117,9 +121,7 @@ def with_plan_options(command: Callable[..., int]) -> Callable[..., int]:
 
     hints = {**get_type_hints(run_command, include_extras=True), **get_type_hints(command, include_extras=True)}
     merged = sorted([*own.values(), *added], key=lambda one: one.name != "context")
-    parameters = [
-        one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in merged
-    ]
+    parameters = [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in merged]
     wrapped.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
     wrapped.__doc__ = command.__doc__
@@ -141,6 +143,22 @@ def check_mode(context: typer.Context, *, virtual: bool, device: str | None) -> 
         raise UserError("no device is named", where="--virtual", remedy="name one, for example --device h100")
 
 
+def read_fit(path: Path) -> dict[str, Any]:
+    """A file of ``python -m engine.step_fit``.  Raises UserError."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "not JSON"
+        raise UserError(
+            f"the fit cannot be read: {reason}",
+            where=str(path),
+            remedy="make one: python -m engine.step_fit RUN -o FILE",
+        ) from None
+    if not isinstance(found, dict):
+        raise UserError("no fit: it is no object with keys", where=str(path), remedy="python -m engine.step_fit RUN")
+    return found
+
+
 class Asked:
     """All that one search is asked."""
 
@@ -148,7 +166,7 @@ class Asked:
         self,
         options: Options,
         setting: TwinSetting | None,
-        make_twin: MakeTwin,
+        twin: Twin,
         group: str | None,
         start_rate: float | None,
         precision: float,
@@ -156,7 +174,7 @@ class Asked:
         terms: Terms,
         console: Console,
     ) -> None:
-        self.options, self.setting, self.make_twin, self.group = options, setting, make_twin, group
+        self.options, self.setting, self.twin, self.group = options, setting, twin, group
         self.start_rate, self.precision, self.most_runs = start_rate, precision, most_runs
         self.terms, self.console = terms, console
 
@@ -202,7 +220,7 @@ def _sweep(asked: Asked, sweep: Sweep, output: Path | None, *, as_json: bool) ->
     def search(value: int) -> Answer:
         setting = sweep.setting(base, value)
         one = Asked(
-            asked.options, setting, asked.make_twin, f"{sweep.knob}-{value}", asked.start_rate, asked.precision,
+            asked.options, setting, asked.twin, f"{sweep.knob}-{value}", asked.start_rate, asked.precision,
             asked.most_runs, asked.terms, asked.console,
         )  # fmt: skip
         group = Group.open(one.group, str(whole.path), one.question(), asked.options.command)
@@ -256,11 +274,12 @@ def search_in(asked: Asked, group: Group, setting: TwinSetting | None) -> Answer
 
 def _probe(asked: Asked, group: Group, setting: TwinSetting | None) -> tuple[Probe, Any, int]:
     """What runs a rate; the model's shape; replicas behind the targets."""
-    from loadgen.capacity.probes import ServerProbe, VirtualProbe
+    from loadgen.capacity.server import ServerProbe
+    from loadgen.capacity.virtual import VirtualProbe
 
     if setting is not None:
-        twin = asked.make_twin(setting)
-        return VirtualProbe(asked.options, twin, group.path, asked.console), twin.reference.shape, 1
+        virtual = VirtualProbe(asked.options, asked.twin, setting, group.path, asked.console)
+        return virtual, virtual.cost.shape, 1
     from loadgen.plan import checked_targets
     from loadgen.run import model_reference
     from models.store import load_reference

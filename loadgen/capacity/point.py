@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from telemetry import names
 from telemetry.bundle import Bundle
 from telemetry.objective import BROKEN, HELD, UNDECIDED
-from telemetry.repeatable import chance_to_hold
+from telemetry.repeatable import FARTHEST, chance, margin
 from telemetry.slo import Slo
 from telemetry.summary import Summary
 
@@ -30,7 +30,8 @@ LATENCIES: Final = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """rate: requests/s offered.  chance: that another run at this rate holds the SLO.  run: its bundle's folder name.
+    """rate: requests/s offered.  margin: of the SLO, in standard errors (``telemetry.repeatable``).  run: its bundle's
+    folder name.
 
     good_share: of the judged requests.  good_per_s: good requests/s offered in the run; tokens_per_s: output tokens of
     good requests/s; prompt_tokens_per_s likewise.  latency_s: p50 and p95 of each measure.  breaks: the objective with
@@ -42,7 +43,7 @@ class Point:
     seed: int
     run: str
     verdict: str
-    chance: float
+    margin: float
     requests: int
     length_s: float
     good_share: float | None
@@ -62,6 +63,11 @@ class Point:
     def held(self) -> bool:
         return self.verdict == HELD
 
+    @property
+    def chance(self) -> float:
+        """That another run at this rate holds the SLO."""
+        return chance(self.margin)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -77,13 +83,13 @@ def point_of(bundle: Bundle, slo: Slo, summary: Summary, kind: str, rate: float,
     requests = bundle.table("requests")
     verdicts = bundle.verdicts(slo)
     stopped = bundle.manifest.get("stopped")
-    chance, breaks = chance_to_hold(slo, requests, verdicts)
+    distance, breaks = margin(slo, requests, verdicts)
     length_s = float(bundle.manifest.get("length_s") or 0.0)
     verdict, why = _verdict(summary, stopped)
     if verdict == HELD:
-        chance = max(chance, 0.5)
+        distance = max(distance, 0.0)
     elif verdict == BROKEN:
-        chance = 0.0 if stopped else min(chance, 0.5)
+        distance = -FARTHEST if stopped else min(distance, 0.0)
     good = requests.filter(
         pc.is_in(
             requests.column("index"),
@@ -96,7 +102,7 @@ def point_of(bundle: Bundle, slo: Slo, summary: Summary, kind: str, rate: float,
         seed=seed,
         run=bundle.path.name,
         verdict=verdict,
-        chance=chance,
+        margin=distance,
         requests=summary.judged,
         length_s=length_s,
         good_share=summary.goodput,

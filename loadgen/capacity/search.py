@@ -1,9 +1,11 @@
 """Which rate is run next: doubling to a bracket, bisection of what is believed, and down again after an overload.
 
-A run at a rate says with some chance whether another run there would hold the SLO (``telemetry.repeatable``).  What is
-believed of the capacity is a distribution over the logarithm of the rate, begun flat: a run at rate r multiplies the
-rates above r by that chance and those below by the rest (Horstein 1963: bisection of a noisy answer).  The next rate is
-the median of it; the search has ended when its 90 % lie within the precision asked for, or the runs are used up.
+A run says by how many standard errors it held or broke the SLO (``telemetry.repeatable``).  Believed is a distribution
+over the capacity c, begun flat in its logarithm: a run at rate r is expected at a distance of log(c / r) / s, and was
+seen at another one, with noise of Student's form (NOISE, DEGREES) for what two runs differ by beyond their own standard
+errors.  s, how steeply the SLO breaks, is not known; the belief is averaged over SCALES.  The next rate is the median of
+the belief (a bisection of noisy answers, as in Horstein 1963); the search has ended when its 90 % lie within the
+precision asked for, or the runs are used up.
 
 Must always hold: the next step is a function of the points and the bounds alone, so that a search that was interrupted
 goes on as if it had not been; a run in which the client was the limit moves nothing but the ceiling below which the
@@ -24,19 +26,24 @@ from loadgen.capacity.point import DESCENT, OVERLOAD, SEARCH, Point
 from models.errors import UserError
 from telemetry import names
 from telemetry.objective import BROKEN, HELD, UNDECIDED
+from telemetry.repeatable import FARTHEST
 
 MOST_RUNS: Final = 12
 FACTOR: Final = 2.0
 BELIEVED: Final = 0.9  # of the interval that is reported
-#: A run's chance is taken for no surer than this: the model of noise behind it may be wrong.
-SUREST: Final = 0.99
+NOISE: Final = 1.5  # of a distance, in standard errors
+DEGREES: Final = 5.0
+#: Share of the rate that moves the SLO by one standard error: hardly noisy .. hardly steep.
+SCALES: Final = (0.003, 0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)
+#: Share by which two draws of one load differ in what they ask of a server; an assumption, which widens the interval.
+BETWEEN: Final = 0.01
 #: What is believed reaches so far beyond the rates that were run: doubling has shown on which side of them it lies.
 MARGIN: Final = 1.25
 OVERLOAD_FACTOR: Final = 1.5  # above what is believed, before the way down
 DOWN: Final = 0.9  # from one try of the way down to the next
 NARROW: Final = 1.15  # a gap below a ceiling that is not worth a run
 TIMES_OFF: Final = 256.0  # from the first rate, up or down, before the search gives up
-GRID: Final = 4096
+GRID: Final = 2048
 
 Floats = npt.NDArray[np.float64]
 
@@ -116,11 +123,13 @@ def believe(points: Sequence[Point]) -> Belief | None:
     broken = min(point.rate for point in said if point.verdict == BROKEN)
     first, last = min(held, broken) / MARGIN, max(held, broken) * MARGIN
     grid = np.exp(np.linspace(math.log(first), math.log(last), GRID))
-    weight: Floats = np.zeros(GRID)
+    weight: Floats = np.zeros((len(SCALES), GRID))
+    scales = np.array(SCALES)[:, None]
     for point in said:
-        chance = min(max(point.chance, 1 - SUREST), SUREST)
-        weight += np.where(grid >= point.rate, math.log(chance), math.log(1 - chance))
-    mass = np.cumsum(np.exp(weight - weight.max()))
+        expected = np.clip(np.log(grid / point.rate) / scales, -FARTHEST, FARTHEST)
+        off = (point.margin - expected) / NOISE
+        weight -= (DEGREES + 1) / 2 * np.log1p(off * off / DEGREES)
+    mass = np.cumsum(_blurred(np.exp(weight - weight.max()).sum(axis=0), math.log(last / first) / GRID))
     mass /= mass[-1]
     tail = (1 - BELIEVED) / 2
 
@@ -128,6 +137,14 @@ def believe(points: Sequence[Point]) -> Belief | None:
         return float(grid[min(int(np.searchsorted(mass, share)), GRID - 1)])
 
     return Belief(at(0.5), at(tail), at(1 - tail))
+
+
+def _blurred(density: Floats, step: float) -> Floats:
+    """Spread by BETWEEN; step: of the grid, in log rate."""
+    reach = math.ceil(3 * BETWEEN / step)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) * step / BETWEEN) ** 2)
+    found: Floats = np.convolve(density, kernel / kernel.sum(), mode="same")
+    return found
 
 
 def next_step(points: Sequence[Point], bounds: Bounds) -> Step | None:

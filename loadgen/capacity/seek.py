@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.console import Console
 
 from loadgen.capacity import search
 from loadgen.capacity.group import Group
 from loadgen.capacity.point import Point
-from loadgen.capacity.probes import Probe
+from loadgen.capacity.probe import Probe
 from loadgen.capacity.search import Bounds
 from loadgen.run import say
 
 
-def seek(probe: Probe, group: Group, bounds: Bounds, console: Console, told: Callable[[], None] = lambda: None) -> None:
+def seek(probe: Probe, group: Group, bounds: Bounds, console: Console) -> None:
     """Run until there is no step left; points go into the group and onto the disk as they come."""
     if group.points:
         say(console, "search", f"going on after {len(group.points)} runs in {group.path}")
@@ -35,7 +33,6 @@ def seek(probe: Probe, group: Group, bounds: Bounds, console: Console, told: Cal
                 "",
                 f"so far {belief.rate:.4g}/s, 90 % in {belief.low:.4g} to {belief.high:.4g} (± {belief.width:.1%})",
             )
-        told()
 
 
 def sentence(point: Point) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from loadgen.capacity.answer import Answer
 from models.errors import UserError
-from telemetry.virtual_load import TwinSetting
+from telemetry.twin import TwinSetting
 
 BATCH: Final = "batch"
 TOKEN_BUDGET: Final = "token-budget"
@@ -56,7 +56,7 @@ class Sweep:
             return replace(base, max_batch=value)
         if self.knob == TOKEN_BUDGET:
             return replace(base, token_budget=value)
-        return replace(base, weights=BITS[value])
+        return replace(base, dtype=BITS[value])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import typer
 from dashboards.commands import demo_command, report_command, up_command
 from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
+from loadgen.capacity.commands import capacity_command
 from loadgen.commands import run_command
 from loadgen.selfcheck import selfcheck_command
 from loadgen.traces.commands import traces
@@ -48,6 +49,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Replay a real arrival trace against an LLM server: every request is good, late, wrong or dropped.",
 )
+app.command("capacity")(capacity_command(_twin))
 app.command("compare")(compare_command)
 app.command("demo")(demo_command)
 app.command("explain")(explain_with(_twin))

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from dashboards import queries, svg, view, words
 from dashboards.palette import LABEL_COLOURS, PHASE_COLOURS, PHASE_MEANING, PHASE_WORDS
 from models.errors import UserError
-from telemetry import latency, names
+from telemetry import latency, layer_text, names
 from telemetry.bundle import Bundle
 from telemetry.burn_rate import strongest
-from telemetry.judged import Judged
+from telemetry.judged import Judged, mark_of
 from telemetry.latency import Population
 from telemetry.objective import HELD, UNDECIDED
 from telemetry.slo import Slo
@@ -66,6 +66,7 @@ def render(path: Path, policy: Slo | None = None) -> str:
         _verdict(seen),
         _tiles(summary),
         *_section("What was asked", _objectives(summary), _joined(summary), _alerts(summary)),
+        *_section("Where to look", _where(summary)),
         *_section("Outcomes over the offered load", _legend_labels(), svg.outcomes_over_load(seen.outcomes, seen.load)),
         *_section("How long it took, from the intended send", *_latency(summary, population, seen.bin_s)),
         *_section("Where the time goes", *_phases(seen)),
@@ -108,7 +109,7 @@ def _objectives(summary: Summary) -> str:
 
 def _objective(one: Judged) -> tuple[str, ...]:
     show = format_share if one.objective.is_fraction else format_seconds
-    mark = "open: too few requests" if one.verdict == UNDECIDED else "✓ held" if one.verdict == HELD else "✗ broken"
+    mark = "open: too few requests" if mark_of(one) == UNDECIDED else "✓ held" if one.verdict == HELD else "✗ broken"
     band = "" if one.low is None else f"{show(one.low)} – {'unbounded' if one.high is None else show(one.high)}"
     spent = "" if one.budget_spent is None else f"{100 * one.budget_spent:.0f} %"
     value = format_value(one) + ("" if one.certified else " *")
@@ -128,6 +129,19 @@ def _alerts(summary: Summary) -> str:
     if not lines:
         return '<p class="soft">No burn-rate alert would have fired on this run.</p>'
     return f"<p>Burn-rate alerts that would have fired on this run alone:</p><ul>{''.join(lines)}</ul>"
+
+
+def _where(summary: Summary) -> str:
+    """Which layer the bad requests point to."""
+    if not layer_text.worth_saying(summary.where, summary.decision, summary.labels[names.WRONG]):
+        return ""
+    items = [
+        f'<li>{escape(head)}<div class="soft">{escape("; ".join([*pointer.evidence, "check: " + pointer.check]))}'
+        "</div></li>"
+        for pointer, head in layer_text.heads(summary.where)
+    ]
+    said = layer_text.rest(summary.where)
+    return f"<ul>{''.join(items)}</ul>" + (f'<p class="soft">{escape(said)}</p>' if said else "")
 
 
 def _latency(summary: Summary, population: Population, bin_s: float) -> Iterable[str]:

@@ -22,18 +22,19 @@ from engine.config import SIMULATED, EngineConfig
 from engine.counting_pool import CountingPool
 from engine.phase_clock import PhaseClock
 from engine.request import LENGTH, SamplingParams
-from engine.simulated import Simulation, open_reference
+from engine.simulated import SimulatedRunner, Simulation, open_reference
 from engine.step_fit import Step, StepFit
 from engine.step_fit import fit as fit_steps
 from engine.step_fit import from_dict as fit_of
-from engine.step_model import Noise
+from engine.step_model import UTILISATION, Noise
 from engine.steplog import to_arrow
 from engine.virtual import Arrival, Life, VirtualEngine
 from models.devices import find_device
 from models.errors import UserError
+from models.steady_load import Limits
 from models.store import Reference
 from telemetry.names import PHASES
-from telemetry.twin import TwinLoad, TwinRun, TwinSetting
+from telemetry.twin import TwinAccount, TwinLoad, TwinRun, TwinSetting
 
 WHERE: Final = "setting of the twin"
 REPLICA: Final = "twin"
@@ -45,6 +46,19 @@ _NS: Final = 1e9
 @dataclass(frozen=True, slots=True)
 class EngineTwin:
     """The engine as a function; it keeps nothing."""
+
+    def account(self, setting: TwinSetting) -> TwinAccount:
+        """See ``telemetry.twin.Twin.account``."""
+        what = _simulation(setting)
+        runner = SimulatedRunner(_config(setting, 0, what), what)
+        return TwinAccount(
+            label=runner.label,
+            reference=what.model,
+            max_context=runner.max_context,
+            cost=what.cost,
+            utilisation=UTILISATION if what.fit is None else 1.0,
+            limits=Limits(setting.max_batch, setting.token_budget, runner.kv_blocks * setting.block_size),
+        )
 
     def replay(self, load: TwinLoad, setting: TwinSetting, *, steps: bool = False, tokens: bool = False) -> TwinRun:
         """See ``telemetry.twin.Twin.replay``."""

@@ -98,6 +98,12 @@ class ArrivalModel:
             ","
         )
 
+    def scaled(self, factor: float) -> ArrivalModel:
+        """The same shape at so many times the rate."""
+        rates = ("rate", "peak", "from", "to")
+        figures = tuple((name, value * factor if name in rates else value) for name, value in self.figures)
+        return ArrivalModel(self.model, figures, tuple((rate * factor, seconds) for rate, seconds in self.steps))
+
     @property
     def cv(self) -> float:
         """Of the gaps at a constant rate."""
@@ -107,6 +113,14 @@ class ArrivalModel:
     def length_s(self) -> float | None:
         """The model's own length: that of its steps; None: as long as it is asked for."""
         return sum(seconds for _, seconds in self.steps) or None
+
+    def mean_rate(self, length_s: float) -> float:
+        """Arrivals per second that are expected over so many seconds."""
+        knots = self.knots(length_s)
+        area = sum(
+            (at - before) * (rate + old) / 2 for (before, old), (at, rate) in zip(knots, knots[1:], strict=False)
+        )
+        return area / length_s
 
     def knots(self, length_s: float) -> list[tuple[float, float]]:
         """(seconds, rate): straight in between; two knots at one time are a jump."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from loadgen.bodies import Sampling
 from loadgen.calls import CHAT_PATH
 from loadgen.prompts import PromptMaker
 from loadgen.schedule import Schedule, build
@@ -108,16 +109,27 @@ class Fit:
 
 
 def measure(
-    target: str, headers: Mapping[str, str], maker: PromptMaker, model: str, max_context: int, way: Way = DIRECT
+    target: str,
+    headers: Mapping[str, str],
+    maker: PromptMaker,
+    model: str,
+    max_context: int,
+    way: Way = DIRECT,
+    sampling: Sampling | None = None,
 ) -> Speed:
-    """Probe a target for about BUDGET_S.  Raises UserError where it does not answer as it should."""
+    """Probe a target for about BUDGET_S.  Raises UserError where it does not answer as it should.
+
+    sampling: of the load to come; the probe asks for tokens drawn in the same way, which on a small model costs as much
+    as a part of its forward.  None: greedy.
+    """
+    drawn = {} if sampling is None else {"temperature": sampling.temperature, "top_p": sampling.top_p}
     began = time.monotonic()
     counter = iter(range(1_000_000))
 
     def ask(input_tokens: int, output_tokens: int) -> Answer:
         prompt = maker.make(next(counter), max(maker.minimum, input_tokens))
         left = max(1.0, LIMIT_S - (time.monotonic() - began))
-        return _ask(target, headers, model, prompt.text, output_tokens, left, way)
+        return _ask(target, headers, model, prompt.text, output_tokens, left, way, drawn)
 
     ask(maker.minimum, 1)  # opens what is opened once
     prefill, asked = _prefill_rate(ask, maker.minimum, min(LONGEST, max_context // 2), began)
@@ -145,9 +157,16 @@ def _prefill_rate(ask: Ask, minimum: int, longest: int, began: float) -> tuple[f
 
 
 def _ask(
-    target: str, headers: Mapping[str, str], model: str, text: str, output_tokens: int, timeout_s: float, way: Way
+    target: str,
+    headers: Mapping[str, str],
+    model: str,
+    text: str,
+    output_tokens: int,
+    timeout_s: float,
+    way: Way,
+    drawn: Mapping[str, float],
 ) -> Answer:
-    """One plain request."""
+    """One plain request; drawn: how its tokens are sampled, greedy where it says nothing."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
@@ -155,6 +174,7 @@ def _ask(
         "min_tokens": output_tokens,
         "ignore_eos": True,
         "temperature": 0.0,
+        **drawn,
     }
     request = urllib.request.Request(
         target + CHAT_PATH,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -27,6 +28,7 @@ from loadgen.traces.commands import (
 from models.errors import UserError
 
 if TYPE_CHECKING:
+    from loadgen.options import Options
     from loadgen.run import Prepared
 
 SAMPLE_ROWS: Final = 5  # requests that a dry run prints
@@ -42,6 +44,8 @@ OPTION_OF: Final = {
     "header": "headers",
     "linger": "linger_s",
 }
+#: Parameters that say how a trace is read, in the order of choices_of.
+READING: Final = ("trace_format", "columns", "time_unit", "block_size", "failures", "restart", "trace_seed")
 #: Parameters that are no option by themselves.
 NOT_OPTIONS: Final = (
     "plan", "window", "start", "duration", "arrivals", "trace_format", "columns", "time_unit", "block_size", "failures",
@@ -158,11 +162,8 @@ def run_command(
     """Replay a trace against a server, open loop, and judge every request."""
     from rich.console import Console
 
-    from loadgen.arrivals import ArrivalModel
-    from loadgen.options import Options
     from loadgen.pairs import Pairs
     from loadgen.pairs import tell as tell_pairs
-    from loadgen.plan_file import read
     from loadgen.run import prepare, run
     from telemetry.baseline import Load, require_same_load, resolve_baseline
     from telemetry.gate import gate
@@ -170,17 +171,7 @@ def run_command(
     from telemetry.names import EXIT_INTERRUPTED, EXIT_OK, EXIT_PRECEDENCE
     from telemetry.terminal import render, show
 
-    given = {name: value for name, value in context.params.items() if was_given(context, name)}
-    values = read(plan) if plan is not None else {}
-    values |= {OPTION_OF.get(name, name): value for name, value in given.items() if name not in NOT_OPTIONS}
-    if given.keys() & {"window", "start", "duration"}:
-        values["start_s"], values["duration_s"] = time_window(window, start, duration)
-    if arrivals is not None:
-        values["arrivals"] = ArrivalModel.parse(arrivals, "--arrivals")
-    reading = ("trace_format", "columns", "time_unit", "block_size", "failures", "restart", "trace_seed")
-    if given.keys() & set(reading):
-        values["choices"] = choices_of(trace_format, columns, time_unit, block_size, failures, restart, trace_seed)
-    options = Options(**values, command=" ".join(["tailspan", *sys.argv[1:]]))
+    options = options_of(context)
     if (options.repeats > 1 or against is not None) and (summary or junit):
         raise UserError(
             "several runs would write one file",
@@ -223,6 +214,28 @@ def run_command(
     if pairs is not None and compared is not None:
         codes.add(tell_pairs(pairs, compared, as_json=as_json))
     return next((code for code in EXIT_PRECEDENCE if code in codes), EXIT_OK)
+
+
+def options_of(context: typer.Context, own: Sequence[str] = ()) -> Options:
+    """What the plan and the command line ask for together.  own: parameters of the command that are no option of a run.
+
+    Raises UserError.
+    """
+    from loadgen.arrivals import ArrivalModel
+    from loadgen.options import Options
+    from loadgen.plan_file import read
+
+    asked = context.params
+    given = {name: value for name, value in asked.items() if was_given(context, name) and name not in own}
+    values = read(asked["plan"]) if asked["plan"] is not None else {}
+    values |= {OPTION_OF.get(name, name): value for name, value in given.items() if name not in NOT_OPTIONS}
+    if given.keys() & {"window", "start", "duration"}:
+        values["start_s"], values["duration_s"] = time_window(asked["window"], asked["start"], asked["duration"])
+    if asked["arrivals"] is not None:
+        values["arrivals"] = ArrivalModel.parse(asked["arrivals"], "--arrivals")
+    if given.keys() & set(READING):
+        values["choices"] = choices_of(*(asked[name] for name in READING))
+    return Options(**values, command=" ".join(["tailspan", *sys.argv[1:]]))
 
 
 def was_given(context: typer.Context, name: str) -> bool:

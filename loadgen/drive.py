@@ -117,6 +117,7 @@ class Drive:
         self._deadline = time.monotonic() + start_limit_s
         self._stopping = 0  # how often a stop was sent
         self._stopped_by_user = False
+        self.cut_why: str | None = None  # why `cut` was asked for
         self.zero_ns: int | None = None
         self.workers = [Worker(f"worker-{number}") for number in range(fleet.workers)]
 
@@ -124,6 +125,8 @@ class Drive:
     def status(self) -> str:
         if self._stopped_by_user:
             return INTERRUPTED
+        if self.cut_why is not None:
+            return INCOMPLETE
         return COMPLETE if all(worker.state == "ended" for worker in self.workers) else INCOMPLETE
 
     @property
@@ -150,6 +153,12 @@ class Drive:
         for worker in self.workers:
             if worker.state == "lost" and worker.sender_pid is not None:
                 end_sender(worker.sender_pid)
+
+    def cut(self, why: str) -> None:
+        """End the run now: no more is learnt from it.  What is in flight is cut."""
+        if self.cut_why is None and not self._stopping:
+            self.cut_why = why
+            self._end(0.0, f"ending this run early: {why}")
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["ev"]
@@ -215,8 +224,11 @@ class Drive:
             self._stop(0.0, "interrupted again: cutting the requests in flight")
 
     def _stop(self, grace_s: float, message: str, *, send: bool = True) -> None:
-        self._stopping += 1
         self._stopped_by_user = True
+        self._end(grace_s, message, send=send)
+
+    def _end(self, grace_s: float, message: str, *, send: bool = True) -> None:
+        self._stopping += 1
         self._deadline = time.monotonic() + grace_s + STOP_LIMIT_S
         self._progress.say(message)
         if send:

@@ -104,6 +104,11 @@ class Plan:
         )
 
     @property
+    def sampling(self) -> Sampling:
+        """What every request says about decoding."""
+        return Sampling(self.served_model, self.seed, self.temperature, self.top_p, self.exact_output, self.api)
+
+    @property
     def traffic_classes(self) -> tuple[TrafficClass, ...]:
         return tuple(TrafficClass.of(one, "plan: classes") for one in self.classes) or (TrafficClass(),)
 
@@ -297,11 +302,10 @@ def load_worker(plan_path: Path, worker: int, workers: int) -> tuple[SendSetting
 
 def calls_of(plan: Plan, schedule: Schedule, reference: Reference, worker: int = 0, workers: int = 1) -> Calls:
     """The calls of one worker of several.  Raises UserError for prompts that cannot be used."""
-    sampling = Sampling(plan.served_model, plan.seed, plan.temperature, plan.top_p, plan.exact_output, plan.api)
     return Calls(
         schedule,
         prompt_maker(reference, plan.api, seed=plan.seed, salt=plan.salt),
-        sampling,
+        plan.sampling,
         plan.run_id,
         plan.sampling_ratio,
         worker,

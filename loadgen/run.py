@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +42,7 @@ from loadgen.plan import (
     with_canaries,
 )
 from loadgen.progress import Progress, Totals
+from loadgen.prompts import PromptMaker
 from loadgen.schedule import Schedule, build
 from loadgen.scrape import Scraper
 from loadgen.traces import find, registry
@@ -54,6 +55,10 @@ from telemetry import names, slo
 from telemetry.bundle import COMPLETE, INCOMPLETE, INTERRUPTED, Bundle
 from telemetry.parts import write_atomically
 from telemetry.receiver import Receiver
+from telemetry.summary import Summary
+
+#: (the run so far, requests by verdict) -> why it is lost, or None.
+Lost = Callable[[Totals, Mapping[str, int]], str | None]
 
 WEB_PORT: Final = 8089  # Locust's own
 REMOTE_START_S: Final = 600.0  # for workers on other machines to come
@@ -101,9 +106,24 @@ def takes_salt(client: Client) -> bool:
     return True
 
 
-def prepare(options: Options, console: Console) -> Prepared:
-    """Check all options and files, look at the targets, and lay out the load.  Raises UserError."""
-    targets = checked_targets(options.targets)
+@dataclass(slots=True)
+class Draft:
+    """What options and files say before anybody is asked.  plan lacks what only the schedule and the servers know."""
+
+    plan: Plan
+    trace: Trace
+    transforms: Transforms
+    reference: Reference
+    objective: slo.Slo
+    source: str
+    prompts: PromptMaker  # of a salt of its own
+
+
+def draft(options: Options, targets: tuple[str, ...], console: Console, reference: Reference | None = None) -> Draft:
+    """Check all options and files, and read the trace.  reference: instead of the model that the options name.
+
+    Raises UserError.
+    """
     headers = checked_headers(options.headers)
     limits = {
         "--connect-timeout": options.connect_timeout_s,
@@ -145,7 +165,7 @@ def prepare(options: Options, console: Console) -> Prepared:
     say(console, "", trace.account())
     for note in trace.notes:
         say(console, "", f"note: {note}")
-    reference = load_reference(model_reference(options.model))
+    reference = reference or load_reference(model_reference(options.model))
     maker = prompt_maker(reference, options.api, seed=options.seed, salt=f"probe {time.time_ns()}")
     plan = Plan(
         run_id="",
@@ -187,6 +207,14 @@ def prepare(options: Options, console: Console) -> Prepared:
         max_concurrency=options.max_concurrency,
         keep_text=options.keep_text,
     )
+    return Draft(plan, trace, transforms, reference, objective, found.sentence, maker)
+
+
+def prepare(options: Options, console: Console) -> Prepared:
+    """Check all options and files, look at the targets, and lay out the load.  Raises UserError."""
+    targets = checked_targets(options.targets)
+    drafted = draft(options, targets, console)
+    plan, trace, transforms, reference = drafted.plan, drafted.trace, drafted.transforms, drafted.reference
     settings = plan.settings()  # also finds out whether the secrets are there
     wire_headers, way = settings.headers, settings.way
     servers = [preflight.look(target, wire_headers, way) for target in targets]
@@ -198,7 +226,9 @@ def prepare(options: Options, console: Console) -> Prepared:
     if options.fit is not None:
         if options.rate_scale is not None and options.length_scale is not None:
             raise UserError("both scales are given", where="--fit", remedy="leave out --fit or one of the scales")
-        speed = calibrate.measure(targets[0], wire_headers, maker, plan.served_model, plan.max_context, way)
+        speed = calibrate.measure(
+            targets[0], wire_headers, drafted.prompts, plan.served_model, plan.max_context, way, plan.sampling
+        )
         speed = speed.times(len(set(targets)))
         fit = calibrate.fit(trace, transforms, speed, options.fit, rate=options.rate_scale, length=options.length_scale)
         say(console, "fit", fit.sentence())
@@ -208,21 +238,26 @@ def prepare(options: Options, console: Console) -> Prepared:
     if options.canaries is not None:
         recorded, plan = canaries_of(options, plan, console)
         schedule = with_canaries(schedule, plan)
-    plan = replace(
+    plan = with_schedule(plan, transforms, schedule)
+    records = [*schedule.records, *([{"name": "fit", **fit.to_dict()}] if fit else [])]
+    say(console, "load", load_sentence(schedule))
+    for record in schedule.records:
+        if record["name"] in ("over_limit", "shortest", "dequantise", "loop", "arrivals", "classes", "canaries"):
+            say(console, "", ", ".join(f"{key} {value}" for key, value in record.items() if key != "name"))
+    prepared = Prepared(plan, trace, schedule, reference, drafted.objective, drafted.source, servers, records, recorded)
+    check_tokens(prepared, settings, console)
+    return prepared
+
+
+def with_schedule(plan: Plan, transforms: Transforms, schedule: Schedule) -> Plan:
+    """The plan with what its schedule fixes."""
+    return replace(
         plan,
         rate_scale=transforms.rate_scale,
         length_scale=transforms.length_scale,
         requests=len(schedule),
         sampling_ratio=sampling_ratio(schedule.rate_per_s),
     )
-    records = [*schedule.records, *([{"name": "fit", **fit.to_dict()}] if fit else [])]
-    say(console, "load", load_sentence(schedule))
-    for record in schedule.records:
-        if record["name"] in ("over_limit", "shortest", "dequantise", "loop", "arrivals", "classes", "canaries"):
-            say(console, "", ", ".join(f"{key} {value}" for key, value in record.items() if key != "name"))
-    prepared = Prepared(plan, trace, schedule, reference, objective, found.sentence, servers, records, recorded)
-    check_tokens(prepared, settings, console)
-    return prepared
 
 
 def checked_sending(options: Options) -> None:
@@ -260,9 +295,19 @@ def check_tokens(prepared: Prepared, settings: SendSettings, console: Console) -
 
 
 def run(
-    options: Options, prepared: Prepared, console: Console, repeat: int = 0, pairing: Pairing | None = None
-) -> tuple[Bundle, Any]:
-    """Run it.  Returns the closed bundle and its telemetry.summary.Summary.  pairing: its place among paired runs."""
+    options: Options,
+    prepared: Prepared,
+    console: Console,
+    repeat: int = 0,
+    *,
+    pairing: Pairing | None = None,
+    lost: Lost | None = None,
+) -> tuple[Bundle, Summary]:
+    """Run it.  Returns the closed bundle and what it says.
+
+    pairing: its place among paired runs.  lost: asked each second whether the run is lost already; then it is cut, and
+    the manifest says why (``stopped``).
+    """
     plan, schedule = prepared.plan, prepared.schedule
     settings = plan.settings()
     bundle = Bundle.create(options.runs, {}, **manifest(options, prepared))
@@ -304,6 +349,8 @@ def run(
         scrapers[0].start()
 
     def on_progress(totals: Totals) -> Mapping[str, int]:
+        if lost is not None and (why := lost(totals, live.labels)):
+            drive.cut(why)
         scrapers[0].note(
             **{
                 names.M_SCHEDULE_LAG: totals.lag_p99_s,
@@ -345,6 +392,8 @@ def run(
                 scraper.stop()
             cpu = (time.process_time() - began_cpu) / max(1e-9, time.monotonic() - began)
             bundle.update(status=status, workers=[worker.to_dict() for worker in drive.workers])
+            if drive.cut_why is not None:
+                bundle.update(stopped=drive.cut_why)
             if drive.zero_ns is not None:
                 signals = interrupts.count  # one that comes while the last word is written ends the linger too
                 last_word(live, fleet, drive.totals, bundle)

@@ -140,7 +140,7 @@ def floor_of_run(bundle: Bundle, cost: StepCost | None = None) -> RunFloor:
     return RunFloor(
         run_id=bundle.run_id,
         model=cost.shape.name if cost is not None else _model(bundle),
-        device=_device_of(cost) if cost is not None else _recorded_device(bundle),
+        device=device_labels(cost) if cost is not None else recorded_device(bundle),
         recorded=cost is None,
         kinds=steps.by_kind() if steps else (),
         batches=steps.by_batch() if steps else (),
@@ -371,7 +371,8 @@ def served_model(bundle: Bundle) -> str | None:
     return _model(bundle)
 
 
-def _device_of(cost: StepCost) -> dict[str, str]:
+def device_labels(cost: StepCost) -> dict[str, str]:
+    """What floors rest on, as the labels of names.M_DEVICE_INFO."""
     device = cost.device
     return {
         "device": device.name,
@@ -385,7 +386,8 @@ def _device_of(cost: StepCost) -> dict[str, str]:
     }
 
 
-def _recorded_device(bundle: Bundle) -> dict[str, str] | None:
+def recorded_device(bundle: Bundle) -> dict[str, str] | None:
+    """The labels of names.M_DEVICE_INFO that the run's server gave; None: it gave none."""
     series = bundle.table("series", ["name", "labels"])
     found = series.filter(pc.equal(series.column("name"), names.M_DEVICE_INFO)).column("labels").to_pylist()
     return {str(key): str(value) for key, value in json.loads(found[0]).items()} if found else None

@@ -66,7 +66,7 @@ class Gate:
 
 def gate(bundle: Bundle, slo: Slo, name: str | None = None, baseline: Sequence[Bundle] = ()) -> Gate:
     """Judge a run, and compare it with the runs of a baseline.  UserError where their loads differ."""
-    summary = summarize(bundle, slo)
+    summary = summarize(bundle, slo, baseline)
     require_same_load(baseline, Load.of(bundle.manifest), name)
     trusted = summary.validity.verdict == names.VALID and summary.judged > 0
     changes = tuple(regression.compare(bundle, baseline, slo)) if baseline and trusted else ()

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Final
 from xml.etree import ElementTree
 
-from telemetry import names
+from telemetry import layer_text, names
 from telemetry.burn_rate import strongest
 from telemetry.gate import Gate
-from telemetry.judged import Judged
+from telemetry.judged import Judged, mark_of
 from telemetry.objective import HELD, UNDECIDED
 from telemetry.regression import Change
 from telemetry.stats import Percentile
-from telemetry.summary import format_bound, format_seconds, format_share, format_value
+from telemetry.summary import Summary, format_bound, format_seconds, format_share, format_value
 
 _TITLES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 #: Characters that XML 1.0 cannot hold at all.
@@ -57,10 +57,24 @@ def markdown(gate: Gate) -> str:
         lines += ["", *_table(header, _latencies(gate))]
         if any(one.n and not one.certified for row in summary.latencies for one in row.scheduled):
             lines += ["", "\\* too few requests to certify this percentile"]
+    lines += _where(summary)
     for alert in strongest(summary.alerts):
         burn = f"{alert.worst:.1f} times the rate that spends the budget (alerts above {alert.factor:g})"
         lines += ["", f"Burn rate ({alert.severity}): {_cell(alert.objective)} from {alert.first_s:.0f} s on, {burn}"]
     return "\n".join(lines) + "\n"
+
+
+def _where(summary: Summary) -> list[str]:
+    """Which layer to look at."""
+    if not layer_text.worth_saying(summary.where, summary.decision, summary.labels[names.WRONG]):
+        return []
+    lines = ["", "**Where to look**", ""]
+    for pointer, head in layer_text.heads(summary.where):
+        seen = "".join(f"; {one}" for one in pointer.evidence)
+        lines.append(f"- {_cell(head + seen)}. Check: {_cell(pointer.check)}")
+    if said := layer_text.rest(summary.where):
+        lines += ["", _cell(said)]
+    return lines
 
 
 def junit(gate: Gate) -> str:
@@ -73,7 +87,9 @@ def junit(gate: Gate) -> str:
         _child(valid, "error", f"{summary.validity.verdict}: {text}", type_="validity")
     for one in summary.objectives:
         case = _case(suite, "slo", one.objective.sentence)
-        if one.verdict == UNDECIDED:
+        if one.n == 0:
+            _child(case, "skipped", "no request could be judged")
+        elif one.verdict == UNDECIDED:
             _child(case, "skipped", f"undecided: n = {one.n}, {one.objective.min_requests} needed")
         elif one.verdict != HELD:
             _child(
@@ -101,7 +117,7 @@ def junit(gate: Gate) -> str:
 def _objective(one: Judged) -> tuple[str, ...]:
     show = format_share if one.objective.is_fraction else format_seconds
     band = "" if one.low is None else f"{show(one.low)} – {'?' if one.high is None else show(one.high)}"
-    mark = "open" if one.verdict == UNDECIDED else _MARKS[one.verdict == HELD]
+    mark = "open" if mark_of(one) == UNDECIDED else _MARKS[one.verdict == HELD]
     spent = "" if one.budget_spent is None else f"{100 * one.budget_spent:.0f} %"
     value = format_value(one) + ("" if one.certified else " \\*")
     return mark, _cell(one.objective.sentence), value, band, str(one.n), spent

@@ -45,6 +45,14 @@ class Judged:
     budget_spent: float | None
 
 
+def mark_of(one: Judged) -> str:
+    """The verdict to show: what no request was there to judge is open, neither held nor broken.
+
+    An objective without data still does not hold, so that a run of nothing passes no gate.
+    """
+    return UNDECIDED if one.n == 0 else one.verdict
+
+
 def judge_objectives(slo: Slo, requests: pa.Table, verdicts: pa.Table) -> tuple[Judged, ...]:
     """Every objective of the SLO, in its order."""
     population = latency.Population(requests, verdicts)

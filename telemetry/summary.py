@@ -7,6 +7,7 @@ without NaN or infinity.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
@@ -14,7 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry import burn_rate, canary_estimate, canary_report, latency, names, outcomes, retries, stats, validity
+from telemetry import (
+    burn_rate,
+    canary_estimate,
+    canary_report,
+    latency,
+    layer,
+    names,
+    outcomes,
+    retries,
+    stats,
+    validity,
+)
 from telemetry.adapters.means import ServerAccount, accounts
 from telemetry.bundle import INTERRUPTED, Bundle
 from telemetry.judged import Judged, decide, judge_objective
@@ -135,6 +147,7 @@ class Summary:
     usage: Usage
     cached_share: float | None  # of the prompt tokens, by the server's account; None: it gives none
     servers: tuple[ServerAccount, ...]  # of targets that are not ours: what they tell of their phases
+    where: layer.Where  # the layer to look at
     torn_bytes: int
     next: tuple[str, ...]
 
@@ -143,8 +156,8 @@ class Summary:
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
-def summarize(bundle: Bundle, slo: Slo) -> Summary:
-    """Judge a bundle under an SLO and gather its figures."""
+def summarize(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Summary:
+    """Judge a bundle under an SLO and gather its figures.  before: runs whose versions it is compared with."""
     read = bundle.read("requests", _COLUMNS)
     requests = read.table
     verdicts = bundle.verdicts(slo)
@@ -157,7 +170,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
     objectives = tuple(judge_objective(o, population, requests, verdicts) for o in slo.objectives)
     decision = decide(slo, objectives) if judged else UNDECIDED
     growth = growth_through_run(answered)
-    overload = _overload(growth)
+    overload = _overload(growth) if decision == BROKEN else None
     simulated = bundle.manifest.get(names.SIMULATED_KEY)
     report = canary_report.read(bundle.path)
     found = names.EXIT_OK if report is None else report.exit_code
@@ -200,6 +213,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         usage=_usage(requests),
         cached_share=_cached_share(requests),
         servers=accounts(bundle),
+        where=layer.where(bundle, slo, before),
         torn_bytes=read.torn_bytes,
         next=(f"tailspan runs check {bundle.run_id}", "tailspan up"),
     )

@@ -15,8 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from telemetry import burn_rate, names
-from telemetry.judged import Judged
+from telemetry import burn_rate, layer_text, names
+from telemetry.judged import Judged, mark_of
 from telemetry.objective import BROKEN, HELD, UNDECIDED
 from telemetry.phases import Split
 from telemetry.stats import Percentile, needed_to_certify
@@ -66,7 +66,7 @@ def render(summary: Summary) -> RenderableType:
         blocks.append(Text("Not open loop: a limit in flight held requests back; times count from the schedule"))
     if summary.overload:
         blocks.append(Text(summary.overload, style="bold"))
-    blocks += [Text(), _objectives(summary.objectives), *_beside(summary)]
+    blocks += [Text(), _objectives(summary.objectives), *_beside(summary), *_where(summary)]
     if summary.worst:
         blocks += [Text(), _worst(summary.worst)]
     blocks += [Text(), _closing(summary)]
@@ -246,7 +246,7 @@ def _objectives(objectives: Sequence[Judged]) -> Table:
             low, high = ("?" if end is None else show(end) for end in (one.low, one.high))
             band = f"{low} – {high}"
         measured = format_value(one) + ("" if one.certified else " *")
-        mark = Text(*_MARKS[one.verdict])
+        mark = Text(*_MARKS[mark_of(one)])
         spent = "" if one.budget_spent is None else f"{100 * one.budget_spent:.0f} %"
         table.add_row(mark, one.objective.sentence, measured, band, str(one.n), spent)
     return table
@@ -282,6 +282,20 @@ def _beside(summary: Summary) -> list[Text]:
         style = "" if report.exit_code == names.EXIT_OK else "bold red" if report.verdict == BROKEN else "yellow"
         lines.append(Text(f"canaries: {report.verdict}", style=style))
         lines += [Text(f"        {sentence}") for sentence in report.sentences]
+    return lines
+
+
+def _where(summary: Summary) -> list[Text]:
+    """Which layer to look at."""
+    if not layer_text.worth_saying(summary.where, summary.decision, summary.labels[names.WRONG]):
+        return []
+    lines = [Text(), Text("Where to look", style="bold")]
+    for pointer, head in layer_text.heads(summary.where):
+        lines.append(Text(head))
+        lines += [Text(f"  seen    {one}") for one in pointer.evidence]
+        lines.append(Text(f"  check   {pointer.check}"))
+    if said := layer_text.rest(summary.where):
+        lines.append(Text(said, style="dim"))
     return lines
 
 

@@ -17,6 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from models.errors import UserError
+from models.roofline import StepCost
+from models.steady_load import Limits
+from models.store import Reference
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -170,8 +173,26 @@ class TwinRun:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class TwinAccount:
+    """What is known of an engine before anything comes.  reference: of its model.  cost: of its steps.
+
+    utilisation: share of the peak that its matrix products reach.  limits: of the engine, KV pool included.
+    """
+
+    label: str
+    reference: Reference
+    max_context: int
+    cost: StepCost
+    utilisation: float
+    limits: Limits
+
+
 class Twin(Protocol):
     """The engine in virtual time.  Raises UserError for what no engine could be started with."""
+
+    def account(self, setting: TwinSetting) -> TwinAccount:
+        """What the engine of a setting is, without playing anything."""
 
     def replay(self, load: TwinLoad, setting: TwinSetting, *, steps: bool = False, tokens: bool = False) -> TwinRun:
         """Play a load.  steps, tokens: keep the step log, and the moment of every token (see TwinRun)."""

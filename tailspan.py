@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from dashboards.commands import demo_command, report_command, up_command
+from dashboards.commands import demo_command, page_command, report_command, up_command
 from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
 from loadgen.commands import run_command
@@ -37,6 +37,7 @@ app = typer.Typer(
 app.command("demo")(demo_command)
 app.command("floor")(floor_command)
 app.command("gate")(gate_command)
+app.command("page")(page_command)
 app.command("report")(report_command)
 app.command("run")(run_command)
 app.command("selfcheck")(selfcheck_command)

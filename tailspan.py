@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 
 from dashboards.commands import demo_command, page_command, report_command, up_command
+from dashboards.grafana.commands import app as grafana_app
 from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
 from loadgen.commands import run_command
@@ -45,6 +46,7 @@ app.command("serve")(serve_command)
 app.command("up")(up_command)
 app.command("worker")(worker_command)
 app.add_typer(canaries_app, name="canaries")
+app.add_typer(grafana_app, name="grafana")
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")

@@ -27,7 +27,9 @@ UNUSED = (
 def requirements(device: str, lock: str, dependencies: list[str]) -> list[str]:
     """The entries of ``lock`` that an image for ``device`` needs, as they stand there."""
     entries = {match["name"]: match.group(0) for match in ENTRY.finditer(lock)}
-    needed_by = {name: set(re.findall(r"^    #(?: via)? +(\S+)$", text, re.MULTILINE)) for name, text in entries.items()}
+    needed_by = {
+        name: set(re.findall(r"^    #(?: via)? +(\S+)$", text, re.MULTILINE)) for name, text in entries.items()
+    }
     kept = {re.split(r"[^A-Za-z0-9._-]", one)[0] for one in dependencies}
     if device == "cpu":
         kept.discard("triton")

@@ -60,7 +60,9 @@ def live() -> Any:
     ):
         legend = " ".join(f"{{{{{part}}}}}" for part in by.split(", "))
         made = made.with_panel(
-            line(title, "Judged as they end, by the SLO of the run.", "reqps", (_rate(selector, by), legend), stack=True)
+            line(
+                title, "Judged as they end, by the SLO of the run.", "reqps", (_rate(selector, by), legend), stack=True
+            )
         )
     budget = "Share of bad requests over 5 min, 1 h and 6 h (recorded by the SLO's rules); alerts need two windows."
     burn = [(f"slo:bad:ratio_rate{over}", f"{over} {{{{objective}}}}") for over in ("5m", "1h", "6h")]
@@ -68,7 +70,9 @@ def live() -> Any:
     by_class = [(f"class:bad:ratio_rate{over}", f"{over} {{{{class}}}} {{{{objective}}}}") for over in ("5m", "1h")]
     made = made.with_panel(line("Bad requests by class and objective", budget, "percentunit", *by_class))
     table = f"sum by (outcome, reason, class, replica) (increase({OUTCOMES}[$__range]){OF_RUN}) > 0"
-    return made.with_panel(rows("Requests in the time range", "One row for each outcome, reason, class and replica.", table))
+    return made.with_panel(
+        rows("Requests in the time range", "One row for each outcome, reason, class and replica.", table)
+    )
 
 
 def phases() -> Any:
@@ -131,7 +135,12 @@ def engine() -> Any:
     )
     gap = f"sum by (engine) (rate({names.M_STEP_GAP}_sum{ENGINE}[{rate}]))"
     made = made.with_panel(
-        line("Work was there and no step ran", "Share of the time; the stall detector.", "percentunit", (gap, "{{engine}}"))
+        line(
+            "Work was there and no step ran",
+            "Share of the time; the stall detector.",
+            "percentunit",
+            (gap, "{{engine}}"),
+        )
     )
     made = made.with_panel(
         line("Tokens in a step", "Mean batch of tokens, from sum and count.", "none",
@@ -145,7 +154,9 @@ def engine() -> Any:
                (f"sum by (engine) (rate({names.M_PREEMPTIONS}_total{ENGINE}[{rate}]))", "preempted {{engine}}"))  # fmt: skip
     made = made.with_panel(line("Refused and preempted", "Requests a second.", "reqps", *refused))
     ends = f"sum by (outcome) (rate({names.M_SERVER_REQUESTS}_total{ENGINE}[{rate}]))"
-    made = made.with_panel(line("Every request by its end", "HTTP status, or abort.", "reqps", (ends, "{{outcome}}"), stack=True))
+    made = made.with_panel(
+        line("Every request by its end", "HTTP status, or abort.", "reqps", (ends, "{{outcome}}"), stack=True)
+    )
     made = made.with_row(dashboard.Row("What is wrong"))
     for title, name, text in (
         ("Broken laws", names.M_LAW_VIOLATIONS, "Conservation laws that a check found broken: none may be."),
@@ -172,7 +183,9 @@ def generator() -> Any:
              (f"rate({names.M_CLIENT_SENT}_total[$__rate_interval]){OF_RUN}", "sent {{run}}"))
     )  # fmt: skip
     made = made.with_panel(
-        line("In flight", "Requests without their last byte.", "none", (f"{names.M_CLIENT_INFLIGHT}{OF_RUN}", "{{run}}"))
+        line(
+            "In flight", "Requests without their last byte.", "none", (f"{names.M_CLIENT_INFLIGHT}{OF_RUN}", "{{run}}")
+        )
     )
     lag = ((f"{names.M_SCHEDULE_LAG}{OF_RUN}", "schedule lag p99"), (f"{names.M_CLIENT_LOOP_LAG}{OF_RUN}", "loop lag p99"),
            (f"{names.M_CLIENT_LAG_BOUND}{OF_RUN}", "bound"))  # fmt: skip
@@ -185,7 +198,9 @@ def generator() -> Any:
     retries = f"rate({names.M_CLIENT_RETRIES}_total[$__rate_interval]){OF_RUN}"
     made = made.with_panel(line("Retries", "Attempts beyond the first, a second.", "reqps", (retries, "{{run}}")))
     runs = f'max by (run, slo, trace) (last_over_time({names.M_RUN_INFO}{{run=~"$run"}}[$__range]))'
-    return made.with_panel(rows("Runs in the time range", "Their bundles have these ids.", runs, width=12, hidden=("Value",)))
+    return made.with_panel(
+        rows("Runs in the time range", "Their bundles have these ids.", runs, width=12, hidden=("Value",))
+    )
 
 
 def vllm() -> Any:
@@ -193,7 +208,9 @@ def vllm() -> Any:
     made = board("tailspan-vllm", "tailspan: any vLLM", "A vLLM server that is not ours; uses nothing but vLLM's own metrics.",
                  ("model", "engine"))  # fmt: skip
     rate = "$__rate_interval"
-    coarse = "vLLM's buckets are coarse: below 0.3 s (queue, prefill, decode) or 10 ms (tokens) a quantile is an artefact."
+    coarse = (
+        "vLLM's buckets are coarse: below 0.3 s (queue, prefill, decode) or 10 ms (tokens) a quantile is an artefact."
+    )
     made = made.with_panel(
         line("Requests in the engine", "Now.", "none", (f"{names.M_RUNNING}{ENGINE}", "running {{engine}}"),
              (f"{names.M_WAITING}{ENGINE}", "waiting {{engine}}"))
@@ -206,7 +223,13 @@ def vllm() -> Any:
     means = [(mean(name, ENGINE, "job"), f"mean {word}") for name, word in (
         (names.M_QUEUE_TIME, "queue"), (names.M_PREFILL_TIME, "prefill"), (names.M_DECODE_TIME, "decode (contains preemption)"))]  # fmt: skip
     made = made.with_panel(
-        line("Mean time in each phase", f"From sum and count: exact whatever the buckets. {PHASE_NOTE}", "s", *means, stack=True)
+        line(
+            "Mean time in each phase",
+            f"From sum and count: exact whatever the buckets. {PHASE_NOTE}",
+            "s",
+            *means,
+            stack=True,
+        )
     )
     for name, title in ((names.M_TTFT, "Time to first token"), (names.M_INTER_TOKEN, "Between tokens"),
                         (names.M_E2E, "End to end")):  # fmt: skip

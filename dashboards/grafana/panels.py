@@ -31,7 +31,9 @@ def query(expr: str, legend: str, ref: str = "A", *, exemplar: bool = False, ins
     return made.instant().format(prometheus_models.PromQueryFormat.TABLE) if instant else made.range()
 
 
-def line(title: str, description: str, unit: str, *queries: tuple[str, str], width: int = 12, stack: bool = False) -> Any:
+def line(
+    title: str, description: str, unit: str, *queries: tuple[str, str], width: int = 12, stack: bool = False
+) -> Any:
     """A time series.  queries: PromQL and legend."""
     made = (
         timeseries.Panel()

@@ -33,6 +33,7 @@ PORTS: Final = {"PAGE_PORT": "18501", "ENGINE_PORT": "18000", "GRAFANA_PORT": "1
                 "ALERTMANAGER_PORT": "19093"}  # fmt: skip
 LOAD_S: Final = 60
 UP_S: Final = 600.0
+GATHER_S: Final = 30.0  # between the end of a run and its gathered bundle
 RUN_S: Final = 300.0  # for a run to begin, or to end
 OURS: Final = ("engine", "load", "worker", "page")
 KILL: Final = """
@@ -123,7 +124,9 @@ def nothing_lost(found: dict[str, Any]) -> str:
     scheduled, labels = found["validity"]["figures"]["scheduled"], found["labels"]
     if sum(labels.values()) != scheduled:
         raise Broken(f"{scheduled} requests were scheduled, {sum(labels.values())} have a label: {labels}")
-    checked = tailspan("runs", "check", found["run_id"])
+    end = time.monotonic() + GATHER_S
+    while (checked := tailspan("runs", "check", found["run_id"])) and "FAIL" in checked and time.monotonic() < end:
+        time.sleep(1.0)
     if not (count := re.search(r"(\d+) of (\d+) checks hold", checked)) or count[1] != count[2]:
         raise Broken(f"runs check {found['run_id']}:\n{checked}")
     return ", ".join(f"{count} {label}" for label, count in labels.items() if count) + f" of {scheduled}"

@@ -20,6 +20,7 @@ from telemetry.spans import TRACES_PATH
 QUEUE: Final = 1024  # payloads that may wait
 LIMIT: Final = 64 * 1024 * 1024  # bytes that may wait
 TIMEOUT_S: Final = 2.0  # of one try
+IDLE_S: Final = 0.1  # how often an idle thread looks whether it should end
 REST_S: Final = 1.0  # after a failure, so that a collector that is away is not asked all the time
 _PORTS: Final = {"http": 80, "https": 443}
 Payload = tuple[bytes, str, int]  # body, content encoding, spans in it
@@ -46,7 +47,7 @@ class Forwarder:
 
     def __init__(self, url: str, where: str = "--forward-spans") -> None:
         self._url = urlsplit(checked_collector(url, where))
-        self._waiting: queue.SimpleQueue[Payload | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Payload] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._payloads = self._bytes = 0
         self._thread: threading.Thread | None = None
@@ -75,26 +76,26 @@ class Forwarder:
             self._closing.set()
             thread = self._thread
         if thread is not None:
-            self._waiting.put(None)
             thread.join(timeout_s)
-        with self._lock:
-            self._thread = None
         while True:
             try:
                 left = self._waiting.get_nowait()
             except queue.Empty:
-                if thread is not None and thread.is_alive():
-                    self._waiting.put(None)  # it was still busy, and the word to end may have been taken from it here
                 return
-            if left is not None:
-                self._count(left, taken=False)
+            self._count(left, taken=False)
 
     def to_dict(self) -> dict[str, int]:
         """For a manifest."""
         return {"sent": self.sent, "dropped": self.dropped}
 
     def _work(self) -> None:
-        while (payload := self._waiting.get()) is not None:
+        while True:
+            try:
+                payload = self._waiting.get(timeout=IDLE_S)
+            except queue.Empty:
+                if self._closing.is_set():
+                    break
+                continue
             taken = self._post(payload)
             self._count(payload, taken=taken)
             if not taken:

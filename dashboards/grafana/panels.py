@@ -14,13 +14,11 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 
+from dashboards.palette import LABEL_COLOURS
 from telemetry import names
 
 SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 STORE: Final = models.DataSourceRef(type_val="grafana", uid="-- Grafana --")  # Grafana's own store of annotations
-#: Colours of outcomes, as on our own pages (dashboards.palette): safe for colour-blind readers.
-COLOURS: Final = {names.GOOD: "#3A97D4", names.LATE: "#EBB400", names.WRONG: "#CC79A7", names.DROPPED: "#D55E00",
-                  names.INVALID: "#999999"}  # fmt: skip
 OPEN_TRACE: Final = "A point in the heatmap is one request; its trace id opens the trace in Tempo."
 QUANTILES: Final = (0.5, 0.9, 0.99)
 
@@ -59,7 +57,7 @@ def line(
         made = made.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
     for place, (expr, legend) in enumerate(queries):
         made = made.with_target(query(expr, legend, chr(ord("A") + place)))
-    for label, colour in COLOURS.items():
+    for label, colour in LABEL_COLOURS.items():
         fixed = {"mode": "fixed", "fixedColor": colour}
         made = made.override_by_name(label, [models.DynamicConfigValue(id_val="color", value=fixed)])
     return made

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dashboards.commands import demo_command, report_command, up_command
+from dashboards.commands import demo_command, page_command, report_command, up_command
+from dashboards.grafana.commands import app as grafana_app
 from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
 from loadgen.capacity.commands import capacity_command
@@ -55,6 +56,7 @@ app.command("demo")(demo_command)
 app.command("explain")(explain_with(_twin))
 app.command("floor")(floor_command)
 app.command("gate")(gate_command)
+app.command("page")(page_command)
 app.command("report")(report_command)
 app.command("run")(run_command)
 app.command("selfcheck")(selfcheck_command)
@@ -62,6 +64,7 @@ app.command("serve")(serve_command)
 app.command("up")(up_command)
 app.command("worker")(worker_command)
 app.add_typer(canaries_app, name="canaries")
+app.add_typer(grafana_app, name="grafana")
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")

@@ -1,5 +1,5 @@
-"""The commands of this folder: ``tailspan demo``, ``tailspan report`` and ``tailspan up``.  Light to import; the work
-is in demo and up."""
+"""The commands of this folder: ``tailspan demo``, ``page``, ``report`` and ``up``.  Light to import; the work is in the
+modules that they name."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def up_command(
 
     code = bring_up(model=model, engine_port=engine_port, ui_port=ui_port, prometheus_port=prometheus_port)
     raise typer.Exit(code)
+
+
+def page_command(
+    host: Annotated[str, typer.Option(help="Address to listen on; only this machine by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = 8501,
+) -> None:
+    """The pages alone, on the runs in $TAILSPAN_RUNS or ./runs; Ctrl-C ends them."""
+    import os
+
+    from dashboards import stack
+
+    argv = stack.page_argv(port, host)
+    os.execve(argv[0], argv, {**os.environ, **stack.child_env()})
 
 
 def report_command(

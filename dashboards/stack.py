@@ -58,11 +58,11 @@ def start_engine(children: Children, *, model: str, port: int, nice: int) -> Par
     return Part(child, str(json.loads(ready_file.read_text())["url"]), seconds)
 
 
-def page_argv(port: int) -> list[str]:
-    """Streamlit on our page: quiet, offline, loopback, and no watching of files."""
+def page_argv(port: int, host: str = HOST) -> list[str]:
+    """Streamlit on our page: quiet, offline, and no watching of files; on loopback unless told otherwise."""
     options = {
         "server.port": str(port),
-        "server.address": HOST,
+        "server.address": host,
         "server.headless": "true",
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",

@@ -93,7 +93,7 @@ def run_command(
         bool, typer.Option("--share-prefixes/--no-share-prefixes", help="Prompts begin alike where the trace says so.")
     ] = True,
     api: Annotated[str, typer.Option(help="chat, completions or responses.")] = "chat",
-    workers: Annotated[int, typer.Option(help="Sender processes.")] = 1,
+    workers: Annotated[int, typer.Option(help="Sender processes here; 0 with --remote-workers.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of thinning, texts and sampling.")] = 0,
     salt: Annotated[
         str | None,
@@ -136,6 +136,12 @@ def run_command(
         typer.Option(metavar="CHANGE", help="With --against: as many pairs as find a change of 0.1 = 10 % with 95 %."),
     ] = None,
     otlp_port: Annotated[int, typer.Option(min=0, max=65535, help="Where spans are received (OTLP/HTTP).")] = 4318,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST", help="Address on which spans are received and /metrics is served.")
+    ] = "127.0.0.1",
+    forward_spans: Annotated[
+        str | None, typer.Option(metavar="URL", help="OTLP/HTTP collector that gets a copy of every span.")
+    ] = None,
     runs: Annotated[str | None, typer.Option(help="Folder of run bundles. [default: $TAILSPAN_RUNS or runs]")] = None,
     name: Annotated[str | None, typer.Option(help="A name for this run, kept in its manifest.")] = None,
     web_ui: Annotated[bool, typer.Option("--web-ui", help="Show Locust's web page, which can stop it.")] = False,

@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def close_spans(bundle: Bundle, receiver: Receiver, *, quickly: bool) -> dict[str, int]:
+def close_spans(bundle: Bundle, receiver: Receiver, *, quickly: bool) -> dict[str, Any]:
     """Wait for the server's last spans, add the client spans of sampled rows, stop receiving.  Returns the counts."""
     sent = 0
     if receiver.spans and not quickly:
@@ -44,7 +44,8 @@ def close_spans(bundle: Bundle, receiver: Receiver, *, quickly: bool) -> dict[st
         sent = emit_client_spans(_sampled(bundle), bundle.manifest, provider)
         provider.close()
     receiver.stop()
-    return {"received": receiver.spans, "refused_payloads": receiver.bad, "client": sent}
+    forwarded = {} if receiver.forward is None else {"forwarded": receiver.forward.to_dict()}
+    return {"received": receiver.spans, "refused_payloads": receiver.bad, "client": sent, **forwarded}
 
 
 def _sampled(bundle: Bundle) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from loadgen.progress import Totals
-from telemetry import names, outcomes
+from telemetry import names, outcomes, validity
 from telemetry.bundle import Bundle
 from telemetry.slo import Slo
 
@@ -43,6 +43,7 @@ class Live:
         self._scheduled = scheduled
         self._parts: dict[Path, _Part] = {}
         self.counts: Counter[Key] = Counter()
+        self._bound_s: float | None = None  # of lag, as the run will be judged by
 
     @property
     def labels(self) -> Counter[str]:
@@ -63,6 +64,8 @@ class Live:
                 table = rows.select([*outcomes.columns(self._slo), "replica"]).sort_by("index")
                 verdicts = outcomes.judge(table, self._slo, self._scheduled, "running")
                 self.counts.update(counted(table, verdicts))
+                bound_s = validity.lag_bound(table, self._slo)
+                self._bound_s = bound_s if self._bound_s is None else min(self._bound_s, bound_s)
 
     def finish(self) -> None:
         """Count again from the whole bundle, whose status is final."""
@@ -72,7 +75,10 @@ class Live:
     def exposition(self, totals: Totals) -> bytes:
         """The text of /metrics."""
         registry = CollectorRegistry()
-        registry.register(_Collector(self.counts, totals))
+        manifest = self._bundle.manifest
+        trace = str((manifest.get("trace") or {}).get("name", ""))
+        run = {"run": self._bundle.run_id, "slo": self._slo.name, "trace": trace}
+        registry.register(_Collector(self.counts, totals, run, self._bound_s))
         return generate_latest(registry)
 
     def table(self) -> list[dict[str, Any]]:
@@ -125,9 +131,11 @@ class _Part:
 class _Collector:
     """The figures of one moment, in the words of telemetry.names."""
 
-    def __init__(self, counts: Counter[Key], totals: Totals) -> None:
+    def __init__(self, counts: Counter[Key], totals: Totals, run: dict[str, str], bound_s: float | None) -> None:
         self._counts = counts
         self._totals = totals
+        self._run = run
+        self._bound_s = bound_s
 
     def collect(self) -> Iterator[Metric]:
         outcomes_ = CounterMetricFamily(
@@ -136,6 +144,9 @@ class _Collector:
         for key, count in sorted(self._counts.items()):
             outcomes_.add_metric(key, count)
         yield outcomes_
+        info = GaugeMetricFamily(names.M_RUN_INFO, "The run that goes", labels=tuple(self._run))
+        info.add_metric(tuple(self._run.values()), 1.0)
+        yield info
         totals = self._totals
         counters = {
             names.M_CLIENT_DUE: (totals.due, "Requests whose moment has come"),
@@ -150,5 +161,8 @@ class _Collector:
             names.M_CLIENT_CPU: (totals.cpu_ratio, "CPU of the busiest sender, in cores"),
             names.M_CLIENT_INFLIGHT: (totals.inflight, "Requests in flight"),
         }
+        if self._bound_s is not None:
+            what = "p99 of lag beyond which the run is limited by its client"
+            gauges[names.M_CLIENT_LAG_BOUND] = (self._bound_s, what)
         for name, (figure, what) in gauges.items():
             yield GaugeMetricFamily(name, what, value=figure)

@@ -71,12 +71,14 @@ class Fleet:
         grace_s: float,
         web_port: int | None = None,
         metrics_port: int | None = None,
+        listen: str = HOST,
         remote_workers: int = 0,
         bind: tuple[str, int] | None = None,
     ) -> None:
-        """metrics_port: where the master serves /metrics.  remote_workers: of `workers`, those that come by themselves,
+        """metrics_port, listen: where the master serves /metrics.  remote_workers: of `workers`, those that come by themselves,
         to `bind` (host and port that the master listens on)."""
         self.metrics_port = metrics_port
+        self._listen = listen
         self.workers = workers
         self._remote = remote_workers
         self._bind = bind
@@ -165,7 +167,7 @@ class Fleet:
             "TAILSPAN_GRACE_S": str(self._grace_s),
         }
         if self.metrics_port is not None:
-            environment["TAILSPAN_METRICS_PORT"] = str(self.metrics_port)
+            environment["TAILSPAN_METRICS"] = f"{self._listen}:{self.metrics_port}"
         if fds:
             environment["TAILSPAN_EVENTS_FD"] = str(fds[0])
         command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--only-summary"]

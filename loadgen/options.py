@@ -53,6 +53,8 @@ class Options:
     ca_file: str | None = None
     verify_tls: bool = True
     otlp_port: int = 4318
+    listen: str = "127.0.0.1"  # where spans and /metrics are served
+    forward_spans: str | None = None  # OTLP/HTTP collector that gets a copy of every span
     runs: str | None = None
     name: str | None = None
     web_ui: bool = False

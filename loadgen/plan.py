@@ -240,9 +240,10 @@ def checked_targets(text: str) -> tuple[str, ...]:
 def checked_limits(
     workers: int, max_concurrency: int | None, timeouts: dict[str, float], keep_text: str, temperature: float
 ) -> None:
-    """Raises UserError naming the option.  timeouts: option -> seconds."""
+    """Raises UserError naming the option.  workers: here and elsewhere; timeouts: option -> seconds."""
     if not 1 <= workers <= 256:
-        raise UserError(f"{workers} workers", where="--workers", remedy="give 1 to 256")
+        remedy = "give 1 to 256, those of --remote-workers included"
+        raise UserError(f"{workers} workers", where="--workers", remedy=remedy)
     if max_concurrency is not None and max_concurrency < workers:
         raise UserError(
             f"{max_concurrency} in flight for {workers} workers",

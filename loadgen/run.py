@@ -53,6 +53,7 @@ from models.errors import UserError
 from models.store import Reference, load_reference
 from telemetry import names, slo
 from telemetry.bundle import COMPLETE, INCOMPLETE, INTERRUPTED, Bundle
+from telemetry.forward import Forwarder, checked_collector
 from telemetry.parts import write_atomically
 from telemetry.receiver import Receiver
 from telemetry.summary import Summary
@@ -130,7 +131,8 @@ def draft(options: Options, targets: tuple[str, ...], console: Console, referenc
         "--first-token-timeout": options.first_token_timeout_s,
         "--total-timeout": options.total_timeout_s,
     }
-    checked_limits(options.workers, options.max_concurrency, limits, options.keep_text, options.temperature)
+    workers = options.workers + options.remote_workers
+    checked_limits(workers, options.max_concurrency, limits, options.keep_text, options.temperature)
     checked_sending(options)
     objective = slo.load(options.slo)
     transforms = Transforms(
@@ -181,7 +183,7 @@ def draft(options: Options, targets: tuple[str, ...], console: Console, referenc
         min_input=maker.minimum,
         requests=0,
         targets=targets,
-        workers=options.workers + options.remote_workers,
+        workers=workers,
         start_s=options.start_s,
         duration_s=options.duration_s,
         speed=options.speed,
@@ -263,6 +265,8 @@ def with_schedule(plan: Plan, transforms: Transforms, schedule: Schedule) -> Pla
 def checked_sending(options: Options) -> None:
     """Raises UserError for what cannot be sent."""
     remedy = f"choose {', '.join(APIS)}"
+    if options.forward_spans is not None:
+        checked_collector(options.forward_spans, "--forward-spans")
     if options.api not in APIS:
         raise UserError(f"{options.api!r} is no API", where="--api", remedy=remedy)
     if options.fit is not None and options.api != CHAT:
@@ -320,7 +324,7 @@ def run(
     if pairing is not None:
         bundle.update(group=pairing.to_dict())
     say(console, "run", f"{bundle.path}")
-    receiver = started_receiver(bundle, options.otlp_port, console)
+    receiver = started_receiver(bundle, options, console)
     web_port = free_web_port() if options.web_ui else None
     metrics_port = options.metrics_port or free_port()
     fleet = Fleet(
@@ -330,6 +334,7 @@ def run(
         grace_s=STOP_GRACE_S,
         web_port=web_port,
         metrics_port=metrics_port,
+        listen=options.listen,
         remote_workers=options.remote_workers,
         bind=address_of(options.bind, "--bind") if options.remote_workers else None,
     )
@@ -338,7 +343,7 @@ def run(
     watch = None if prepared.canaries is None else CanaryWatch(prepared.canaries)
     live = Live(bundle, prepared.objective, len(schedule), watch)
     alarmed: list[str] = []
-    say(console, "metrics", f"http://127.0.0.1:{metrics_port}/metrics, while the run goes")
+    say(console, "metrics", f"http://{options.listen}:{metrics_port}/metrics, while the run goes")
     progress = Progress(console, len(schedule), schedule.length_s)
     scrapers: list[Scraper] = []
 
@@ -491,12 +496,14 @@ def model_reference(text: str) -> str:
     return str(path.resolve()) if path.exists() and ("/" in text or path.suffix or path.is_dir()) else text
 
 
-def started_receiver(bundle: Bundle, port: int, console: Console) -> Receiver:
-    """The span receiver, on a free port where the asked one is taken."""
+def started_receiver(bundle: Bundle, options: Options, console: Console) -> Receiver:
+    """The span receiver, on a free port where the asked one is taken; it passes spans on where that is asked for."""
+    forward = None if options.forward_spans is None else Forwarder(options.forward_spans)
+    folder = bundle.path / "spans"
     try:
-        receiver = Receiver(bundle.path / "spans", port=port).start()
+        receiver = Receiver(folder, options.listen, options.otlp_port, forward=forward).start()
     except UserError as error:
-        receiver = Receiver(bundle.path / "spans", port=0).start()
+        receiver = Receiver(folder, options.listen, 0, forward=forward).start()
         say(console, "spans", f"{error.message}")
         say(
             console,

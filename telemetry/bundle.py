@@ -44,6 +44,7 @@ KEEP_ALL: Final = "all"
 KEEP_TEXT: Final = (KEEP_NONE, KEEP_WRONG, KEEP_ALL)
 
 JUDGE_VERSION: Final = 3  # raise it when outcomes.judge changes its mind, so that kept verdicts are made anew
+ELSEWHERE_S: Final = 30.0  # a run that another host writes, and that wrote nothing for so long, has lost its writer
 _BASIS_KEY: Final = b"tailspan.basis"
 _SECRET_KEYS: Final = frozenset({"api_key", "apikey", "authorization", "password", "secret", "token", "bearer"})
 
@@ -238,11 +239,19 @@ class Bundle:
         return json.dumps(basis).encode()
 
     def writer_alive(self) -> bool:
-        """Whether the process that created this bundle still runs on this host."""
+        """Whether the process that created this bundle still runs.
+
+        On another host, or in another container, it cannot be looked for: there it lives while it writes, which a run
+        does every second from its start to its end.
+        """
         writer = self.manifest.get("writer", {})
         pid = writer.get("pid")
-        if not isinstance(pid, int) or writer.get("host") != socket.gethostname():
+        if not isinstance(pid, int):
             return False
+        if writer.get("host") != socket.gethostname():
+            written = (file.stat().st_mtime for file in self.path.glob("*/*") if file.is_file())
+            newest_s = max(written, default=(self.path / MANIFEST).stat().st_mtime)
+            return time.time() - newest_s < ELSEWHERE_S
         started = _process_start(pid)
         # A minute's tolerance: the start is derived from the wall clock, which may be set while a run goes.
         return started is not None and abs(started - float(writer.get("started") or 0)) < 60

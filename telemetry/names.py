@@ -215,6 +215,8 @@ M_CLIENT_INFLIGHT: Final = "tailspan_client_inflight"
 M_CLIENT_DUE: Final = "tailspan_client_due_requests"
 M_CLIENT_SENT: Final = "tailspan_client_sent_requests"
 M_CLIENT_RETRIES: Final = "tailspan_client_retries"
+M_CLIENT_LAG_BOUND: Final = "tailspan_client_lag_bound_seconds"  # beyond it the run is CLIENT_LIMITED
+M_RUN_INFO: Final = "tailspan_run_info"  # {run,slo,trace}
 
 #: 50 us .. 120 s, eight buckets a decade (vLLM's start at 10 ms, so its p99 of anything faster is an artefact).
 SECONDS_BUCKETS: Final = (

@@ -248,6 +248,7 @@ class _Stream:
         self.part_id: str | None = None
         self.schema = pa.schema([])
         # Read, not mapped: a writer on a full disk cuts its torn tail off, and touching a page beyond the end kills.
+        self._path = path
         self._source = pa.OSFile(str(path))
         self._reader: pa.RecordBatchStreamReader | None = None
         try:
@@ -271,14 +272,22 @@ class _Stream:
                 batch.validate()
             except StopIteration:
                 self._source.seek(intact)
-                tail = self._source.read()
-                self.torn_bytes = 0 if tail == END_OF_STREAM else len(tail)
+                tail = self._source.read(len(END_OF_STREAM) + 1)
+                self.torn_bytes = 0 if tail == END_OF_STREAM else self._beyond(intact)
                 return
             except (pa.ArrowException, OSError):
-                self.torn_bytes = self._source.size() - intact
+                self.torn_bytes = self._beyond(intact)
                 return
             intact = self._source.tell()
             yield batch
+
+    def _beyond(self, intact: int) -> int:
+        """Bytes behind the last whole batch.  Asked anew: Arrow knows the size at the opening, and the file may grow."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            size = int(self._source.size())
+        return max(0, size - intact)
 
 
 def _file_metadata(file: pq.ParquetFile, path: Path) -> Mapping[bytes, bytes]:

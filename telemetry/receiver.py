@@ -2,7 +2,8 @@
 
 Owns one socket, one thread that accepts and the spans part file it writes.  What must hold: a payload is written
 whole or refused with a reason; nothing that is sent can make it hold more than ``limit`` bytes of one payload.
-Spans are written as they come, in the order they come; nothing is merged or dropped.
+Spans are written as they come, in the order they come; nothing is merged or dropped.  What was written can be passed on
+to a collector (``forward``), which never holds up the writing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from models.errors import UserError
+from telemetry.forward import Forwarder
 from telemetry.parts import PartWriter
 from telemetry.schema import SPANS
 from telemetry.spans import TRACES_PATH
@@ -46,13 +48,22 @@ class Receiver:
     """Accepts ``POST /v1/traces`` (protobuf, plain or gzip) and writes rows of ``telemetry.schema.SPANS``.
 
     folder: the spans folder of a bundle (made when missing); port 0 takes any free port.  ``spans`` counts rows
-    written, ``bad`` payloads refused.  Use start() and stop(), or as a context manager.
+    written, ``bad`` payloads refused.  forward: gets a copy of each payload that was taken, and is closed by stop().
+    Use start() and stop(), or as a context manager.
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", port: int = 0, *, limit: int = LIMIT, name: str = "receiver"
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        limit: int = LIMIT,
+        name: str = "receiver",
+        forward: Forwarder | None = None,
     ) -> None:
         self._folder, self._host, self._port, self._limit, self._name = folder, host, port, limit, name
+        self.forward = forward
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
@@ -66,7 +77,7 @@ class Receiver:
         if self._server is None:
             raise RuntimeError("receiver: not started")
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host!s}:{port}"
 
     def start(self) -> Receiver:
         """Bind and accept.  Raises UserError when the port is taken."""
@@ -102,6 +113,8 @@ class Receiver:
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
+        if self.forward is not None:
+            self.forward.close()
 
     def __enter__(self) -> Receiver:
         return self.start()
@@ -123,6 +136,8 @@ class Receiver:
                 self._writer.append(rows)
                 self._writer.flush()
             self.spans += len(rows)
+        if self.forward is not None and rows:
+            self.forward.offer(payload, encoding, len(rows))
         return len(rows)
 
     def count_bad(self) -> None:

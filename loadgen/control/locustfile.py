@@ -212,8 +212,9 @@ class Master:
         self.rows: list[dict[str, Any]] = []
         runner.register_message(EVENT, self.on_event)
         self.extend_page()
-        if port := os.environ.get("TAILSPAN_METRICS_PORT"):
-            server = WSGIServer(("127.0.0.1", int(port)), self.serve_metrics, log=None)
+        if place := os.environ.get("TAILSPAN_METRICS"):
+            host, _, port = place.rpartition(":")
+            server = WSGIServer((host, int(port)), self.serve_metrics, log=None)
             gevent.spawn(server.serve_forever)
         gevent.spawn(self.watch_workers)
         environment.events.test_stopping.add_listener(self.on_stopping)  # type: ignore[no-untyped-call]

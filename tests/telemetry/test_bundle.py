@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,7 @@ def killed_run(root: Path) -> tuple[Path, int]:
     """A real process that writes a bundle, killed with -9 in mid-write; its folder and the rows it had flushed."""
     script = """
 import sys
+import time
 from telemetry import slo
 from telemetry.bundle import Bundle
 from tests.bundles import answered_row
@@ -226,7 +229,7 @@ def test_repair_of_a_torn_bundle_counts_what_was_lost(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, n=40, status="running")
     part = bundle.path / "requests" / "part-worker-0.arrow"
     part.write_bytes(part.read_bytes()[:-100])
-    bundle.update(writer={"pid": 1, "host": "elsewhere", "started": 0})
+    bundle.update(writer={"pid": 1, "host": socket.gethostname(), "started": 0})
     assert bundle.repair()
     account: dict[str, Any] = bundle.manifest["repaired"]
     assert account["torn_bytes"] > 0 and account["rows"] == 20  # that worker's one flush
@@ -260,3 +263,16 @@ def test_a_folder_that_is_no_bundle_is_named_itself(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run bundle") as told:
         resolve(tmp_path, tmp_path / "runs")
     assert told.value.where == str(tmp_path)
+
+
+def test_a_run_that_another_host_writes_lives_while_it_writes(tmp_path: Path) -> None:
+    bundle = Bundle.create(tmp_path, {}, scheduled=1)
+    bundle.update(writer={**bundle.manifest["writer"], "host": "another container"})
+    writer = bundle.writer("requests", "w")
+    assert bundle.writer_alive()
+    with pytest.raises(UserError, match="still being written"):
+        bundle.repair()
+    for path in (bundle.path / "manifest.json", writer.path):
+        os.utime(path, (time.time() - 31, time.time() - 31))
+    assert not bundle.writer_alive()
+    writer.close()

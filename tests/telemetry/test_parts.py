@@ -294,3 +294,16 @@ def test_an_unknown_version_says_why(tmp_path: Path, version: bytes | None, said
     pq.write_table(table.replace_schema_metadata({VERSION_KEY: version} if version else None), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=said):
         read_table(tmp_path, SCHEMA)
+
+
+def test_a_part_that_grows_while_it_is_read(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, SCHEMA, "w")
+    writer.append(rows(0))
+    writer.flush()
+    stream = parts._Stream(writer.path)  # Arrow knows the size from here on, and goes on reading beyond it
+    for n in range(1, 50):
+        writer.append(rows(n))
+        writer.flush()
+    assert sum(batch.num_rows for batch in stream) == 50
+    assert stream.torn_bytes == 0
+    writer.close()

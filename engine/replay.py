@@ -207,11 +207,11 @@ class _ToldHits(CountingPool):
         super().__init__(total, size)
         self._told = cached
 
-    def match(self, tokens: Any) -> tuple[list[int], int]:
+    def match(self, tokens: Any, root: int = ROOT) -> tuple[list[int], int]:
         """Pages for as many tokens as were told of the request, at least one token short; none where none are left."""
         at = tokens[0] + (tokens[1] * _BASE if len(tokens) > 1 else 0)
         pages = min(self._told[at], len(tokens) - 1) // self.size
-        return self.take(pages) or [], ROOT
+        return self.take(pages) or [], root
 
 
 _COUNTS: Final = (

@@ -127,7 +127,7 @@ class Dispatcher:
         for pool in self._pools:
             await pool.resolve()
         if self._tokenizer is not None:
-            self._tokenizer.count_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
+            self._tokenizer.encode_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
         while self._wants_calls() or self._waiting:
             if self._waiting:
                 await self._built.wait()

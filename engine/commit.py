@@ -1,6 +1,6 @@
 """What a step changes: tokens, clocks, counts, the step log, and the ends of requests.  Engine thread only.
 
-    scheduled      the plan is made, nothing is computed: marks of preemption and admission
+    scheduled      the step begins: marks of preemption and admission
     results        the step is over: every slice's tokens, one stamp for all (the step's end), then the log, then emits
     end            a request leaves, from whatever state: what it holds is given back once, its client is told once
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.flight import Flight
 from engine.logprobs import TokenLogprob
 from engine.request import ERROR, LENGTH, STOP, Output, Request, SamplingParams
 from engine.scheduler import Plan, Slice
@@ -36,32 +37,40 @@ class Commit:
         for request in plan.preempted:
             stats.preemptions += 1
             request.clock.preempted(start, stats.stall_ns)
-        for request in plan.admitted:
+        for request, cached in zip(plan.admitted, plan.admitted_cached, strict=True):
             facts = request.clock.facts
             request.clock.scheduled(start, stats.stall_ns)
             request.chunk_end_ns, request.chunk_stall = start, stats.stall_ns
             stats.prefix_queries += len(request.tokens)
-            stats.prefix_hits += request.computed
+            stats.prefix_hits += cached
             if facts.step_first < 0:
                 facts.step_first = number
-                facts.cached_tokens = request.computed
+                facts.cached_tokens = cached
                 facts.kv_usage_at_admit = engine.pool.used / engine.pool.total
 
-    def results(self, plan: Plan, tokens: list[int], finite: list[bool], start: int, gap: int) -> int:
+    def results(self, flight: Flight, tokens: list[int], finite: list[bool]) -> int:
         """Take the results over: token by token, then pages, then the log; one stamp, the step's end, for all.
 
-        Returns the stamp (ns).
+        Rows of requests that are over are left out, and a step of such rows alone is no step.  Returns the stamp (ns).
         """
         engine = self._engine
-        stats, scheduler, batch = engine.counts, engine.scheduler, len(plan.slices)
-        number = stats.steps
+        stats, scheduler, start = engine.counts, engine.scheduler, flight.start_ns
+        live = flight.live
+        stats.void_tokens += flight.plan.tokens - sum([piece.n for piece in live])
+        if not live:
+            return engine.now()
+        number, batch = stats.steps, len(live)
         recomputed = 0
         samples = iter(zip(tokens, finite, strict=True))
         done: list[tuple[Request, str, str | None, str]] = []
         news: list[tuple[Request, str, int, tuple[TokenLogprob, ...]]] = []
-        load = load_of(plan.slices)
-        for piece in plan.slices:
+        load = load_of(live)
+        for piece in flight.plan.slices:
             request = piece.request
+            if request.state == "finished":
+                if piece.sample:
+                    next(samples)
+                continue
             if request.lost > piece.start:
                 recomputed += min(request.lost, piece.start + piece.n) - piece.start
             if not piece.sample:
@@ -84,12 +93,12 @@ class Commit:
                 told = self._told(request, token, text) if request.told is not None else ()
                 news.append((request, text, token, told))
         end = engine.now()
-        for piece in plan.slices:
+        for piece in live:
             self._account(piece, start, end, number, batch)
         stats.steps += 1
         stats.step_tokens += load.tokens
         stats.recomputed_tokens += recomputed
-        self._log(plan, load, number, start, end, gap, recomputed)
+        self._log(flight, live, load, number, end, recomputed)
         engine.context = load.context_tokens
         engine.admission.step(load.tokens, batch, load.context_tokens, (end - start) / 1e9)
         for request, text, token, told in news:
@@ -154,15 +163,19 @@ class Commit:
             if request.token_steps is not None:
                 request.token_steps.append(number)
 
-    def _log(self, plan: Plan, load: StepLoad, number: int, start: int, end: int, gap: int, recomputed: int) -> None:
-        engine = self._engine
-        prefills = len(plan.slices) - load.decode_seqs
+    def _log(
+        self, flight: Flight, live: list[Slice], load: StepLoad, number: int, end: int, recomputed: int
+    ) -> None:
+        engine, plan, start = self._engine, flight.plan, flight.start_ns
+        prefills, columns, void = len(live) - load.decode_seqs, flight.columns, plan.tokens - load.tokens
+        if void:
+            columns = {**columns, "padded_tokens": columns.get("padded_tokens", 0) + void}
         engine.steps.append(
             StepRecord(
                 step=number,
                 start_ns=start,
                 end_ns=end,
-                gap_ns=gap,
+                gap_ns=flight.gap_ns,
                 kind="mixed" if load.decode_seqs and prefills else "decode" if load.decode_seqs else "prefill",
                 running=len(engine.scheduler.running),
                 waiting=len(engine.scheduler.waiting),
@@ -181,10 +194,10 @@ class Commit:
                 preempted_requests=tuple([request.id for request in plan.preempted]),
                 admitted=tuple([request.id for request in plan.admitted]),
                 admitted_cached=tuple(plan.admitted_cached),
-                requests=tuple([piece.request.id for piece in plan.slices]),
-                request_tokens=tuple([piece.n for piece in plan.slices]),
+                requests=tuple([piece.request.id for piece in live]),
+                request_tokens=tuple([piece.n for piece in live]),
                 **engine.floors.step(load, end - start),
-                **getattr(engine.runner, "last_step", {}),
+                **columns,
             )
         )
 

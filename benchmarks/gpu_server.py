@@ -1,7 +1,8 @@
 """Many streams at once: through HTTP from a whole server, and from the engine in this process.
 
-The server serves SmolLM2's shape with random weights.  A bare machine may lack what the server imports; then the engine
-alone, whose thread, scheduler and sampling are the same, still gives its figures.
+The server serves SmolLM2's shape with random weights.  It runs with what a bare GPU machine has (``NEEDS`` beside torch,
+triton and numpy): no command line, no spans, no Arrow.  ``python -m benchmarks.gpu_server FOLDER READY OPTIONS`` is that
+server's process.
 """
 
 from __future__ import annotations
@@ -34,11 +35,8 @@ from models.shape import ModelShape
 if TYPE_CHECKING:
     from models.store import Reference
 
-#: What the server imports beside torch, triton and numpy.
-NEEDS = (
-    "aiohttp", "tokenizers", "safetensors", "prometheus_client", "typer", "pyarrow", "jinja2", "psutil", "llguidance",
-    "opentelemetry", "yaml", "uvloop",
-)  # fmt: skip
+#: What the server imports beside torch (which brings jinja2), triton and numpy.
+NEEDS = ("aiohttp", "tokenizers", "safetensors", "prometheus_client")
 
 
 def missing() -> list[str]:
@@ -62,12 +60,11 @@ def server_run(*, dry: bool) -> dict[str, Any]:
             write_tiny(
                 folder, n_layers=30, hidden=576, n_heads=9, n_kv_heads=3, ffn=1536, vocab=49_152, max_context=8192
             )
-        options = ["--kv-blocks", "64"] if dry else ["--max-batch", "64", "--token-budget", "2048"]
-        command = [sys.executable, "-m", "engine.server", "--model", str(folder), "--backend", "triton"]
+        options = {"kv_blocks": 64} if dry else {"max_batch": 64, "token_budget": 2048}
         server = subprocess.Popen(
-            [*command, "--weights", "bf16", "--port", "0", "--ready-file", str(ready), "--no-spans", *options],
+            [sys.executable, "-m", "benchmarks.gpu_server", str(folder), str(ready), json.dumps(options)],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        )  # fmt: skip
+        )
         try:
             deadline = time.monotonic() + 240
             while not ready.exists():
@@ -177,3 +174,15 @@ async def _ask(url: str, streams: int, tokens: int) -> dict[str, Any]:
         found = await asyncio.gather(*(stream(session, i) for i in range(streams)))
         took = time.perf_counter() - start
     return _summary(found, tokens, took)
+
+
+def _serve(folder: str, ready: str, options: str) -> int:
+    """A server until a signal ends it."""
+    from engine.server.lifecycle import ServeOptions, serve
+
+    config = EngineConfig(model=folder, backend="triton", dtype="bf16", **json.loads(options))
+    return serve(ServeOptions(config, port=0, ready_file=Path(ready)), lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    sys.exit(_serve(*sys.argv[1:]))

@@ -163,9 +163,7 @@ class Commit:
             if request.token_steps is not None:
                 request.token_steps.append(number)
 
-    def _log(
-        self, flight: Flight, live: list[Slice], load: StepLoad, number: int, end: int, recomputed: int
-    ) -> None:
+    def _log(self, flight: Flight, live: list[Slice], load: StepLoad, number: int, end: int, recomputed: int) -> None:
         engine, plan, start = self._engine, flight.plan, flight.start_ns
         prefills, columns, void = len(live) - load.decode_seqs, flight.columns, plan.tokens - load.tokens
         if void:

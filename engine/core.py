@@ -331,9 +331,10 @@ class Engine:
         runner = self.runner
         launch: Callable[[Sequence[Slice]], Read | None] | None = getattr(runner, "launch", None)
         try:
-            own = launch(plan.slices) if launch is not None and self.config.overlap else None
+            own = launch(plan.slices) if launch is not None else None
             flight.read = own or partial(self._drawn, plan, runner.forward(plan.slices))
-            flight.feeds, flight.columns = own is not None, dict(getattr(runner, "last_step", {}))
+            flight.feeds = own is not None and getattr(runner, "feeds", False)
+            flight.columns = dict(getattr(runner, "last_step", {}))
         except Exception as error:
             flight.read = partial(_raise, error)
         return flight

@@ -37,6 +37,11 @@ class Slice:
     decode: bool = False
 
     @property
+    def end(self) -> int:
+        """Tokens of the request behind it: where the token that it samples goes."""
+        return self.start + self.n
+
+    @property
     def all_logits(self) -> bool:
         """Is every row's logits wanted (for logprobs of the prompt), or the sampling one's alone?"""
         return self.request.wants_prompt

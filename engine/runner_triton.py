@@ -347,7 +347,8 @@ class TritonRunner:
         budget = self.config.token_budget
         # one token, each height of a tile, and the whole budget; in the interpreter nothing is compiled
         for n in (1,) if INTERPRETED else sorted({n for n in (1, 17, 33, 65, budget) if n <= budget}):
-            self.forward(make_slices(n))
+            if (read := self.launch(make_slices(n))) is not None:
+                read()
         layouts = self.limits.decode_layouts()
         for layout in layouts[:1] if INTERPRETED else layouts:
             if not self.use_graphs:

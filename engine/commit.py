@@ -199,7 +199,16 @@ class Commit:
             )
         )
 
-    def end(self, request: Request, reason: str, now: int, *, error: str | None = None, text: str = "") -> None:
+    def end(
+        self,
+        request: Request,
+        reason: str,
+        now: int,
+        *,
+        error: str | None = None,
+        code: str | None = None,
+        text: str = "",
+    ) -> None:
         """The request is over: everything it holds is given back, once, and its client is told."""
         engine = self._engine
         token_ids = tuple(request.tokens[-1:]) if reason in (STOP, LENGTH) else ()
@@ -213,4 +222,4 @@ class Commit:
             engine.shadow.remember(request)
         request.clock.ended(now, engine.counts.stall_ns)
         engine.floors.over(request)
-        request.emit(Output(request.id, text, token_ids, reason, error, now, told))
+        request.emit(Output(request.id, text, token_ids, reason, error, now, told, code))

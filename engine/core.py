@@ -28,7 +28,7 @@ from engine.blocks import BlockPool
 from engine.commit import Commit
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
-from engine.flight import Drawn, Flight, Read
+from engine.flight import DeviceFull, Drawn, Flight, Read
 from engine.floors import Floors
 from engine.laws import Laws, Ledger
 from engine.logprobs import LogprobStream, sampled_rows
@@ -40,6 +40,7 @@ from engine.shadow import Shadow
 from engine.stats import EngineStats
 from engine.steplog import StepLog
 from models.roofline import StepCost
+from telemetry.names import KV_OOM
 
 if TYPE_CHECKING:
     import torch
@@ -329,6 +330,7 @@ class Engine:
         if not plan.slices:
             return None
         runner = self.runner
+        divided = getattr(runner, "divided_steps", 0)
         launch: Callable[[Sequence[Slice]], Read | None] | None = getattr(runner, "launch", None)
         try:
             own = launch(plan.slices) if launch is not None else None
@@ -337,7 +339,19 @@ class Engine:
             flight.columns = dict(getattr(runner, "last_step", {}))
         except Exception as error:
             flight.read = partial(_raise, error)
+        self._fitted(flight, getattr(runner, "divided_steps", 0) == divided)
         return flight
+
+    def _fitted(self, flight: Flight, fitted: bool) -> None:
+        """Had the device memory for the step as a whole?  What it cannot bear is not planned again."""
+        limits = self.scheduler.limits
+        if fitted and not limits.reduced:
+            return
+        if fitted:
+            limits.fitted()
+        else:
+            limits.short(flight.plan.tokens)
+        self.admission.resize(limits.batch, limits.budget)
 
     def _begin(self, flight: Flight, start: int) -> None:
         """The step is the first in line from here on, on the engine's clock."""
@@ -354,9 +368,9 @@ class Engine:
             tokens, finite = flight.read()
         except Exception as error:  # a failed step must not take the engine down with it
             log.exception("step %d failed", self.counts.steps)
-            end = self.now()
+            end, code = self.now(), KV_OOM if isinstance(error, DeviceFull) else None
             for piece in flight.live:
-                self.commit.end(piece.request, ERROR, end, error=f"{type(error).__name__}: {error}")
+                self.commit.end(piece.request, ERROR, end, error=f"{type(error).__name__}: {error}", code=code)
         else:
             end = self.commit.results(flight, tokens, finite)
             if self.laws.due(self.counts.steps):

@@ -27,6 +27,10 @@ Drawn = tuple[list[int], list[bool]]  # the token of every slice that samples, a
 Read = Callable[[], Drawn]  # waits for the step; raises what went wrong with it
 
 
+class DeviceFull(Exception):
+    """The device has no memory for a step, not even in parts; its requests fail with 503 and ``kv_oom``."""
+
+
 @dataclass(slots=True)
 class Flight:
     """columns: what the runner adds to the step log.  start_ns, gap_ns: once the step is the first in line."""

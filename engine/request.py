@@ -73,6 +73,7 @@ class Output:
     error: str | None
     t_ns: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    code: str | None = None  # of an error: a label of ``names``, where one says more than "engine_error"
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

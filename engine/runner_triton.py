@@ -9,7 +9,7 @@ before they are read (``engine.flight``).  Steps of decodes alone are padded to 
 
 What must hold: a page's KV is written by the step that computes its tokens, padding writes nothing, and a row's bits
 depend on the row alone unless ``invariant`` is off.  A step too large for the device's free memory is computed in
-halves (``divided_steps``), never dropped.
+halves (``divided_steps``), never dropped; the engine then plans smaller ones (``engine.step_limits``).
 
 Unchecked on a GPU: see docs/kernels.md.
 """
@@ -29,7 +29,7 @@ from engine.config import EngineConfig
 from engine.device_batch import Layout, Limits, Piece, bucket_sizes, build_step
 from engine.device_sampling import Reader, draw, draw_and_read, plain
 from engine.device_weights import Shard, load_weights
-from engine.flight import Drawn, Read
+from engine.flight import DeviceFull, Drawn, Read
 from engine.graphs import Graphs
 from engine.kernels.feed import feed
 from engine.kernels.launch import INTERPRETED, compile_seconds
@@ -167,6 +167,7 @@ class TritonRunner:
             world=self.shard.world,
             processors=torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 8,
             add_up=self._parallel.add_up if self._parallel is not None else None,
+            put_together=self._parallel.put_together if self._parallel is not None else None,
         )
 
     def reweigh(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -295,10 +296,10 @@ class TritonRunner:
             if self._parallel is not None:
                 self._parallel.tell(STEP, layout, ints)
             logits = self._execute(layout, ints)
-        except torch.OutOfMemoryError:
-            if self._parallel is not None or not (halves := _halves(pieces)):
-                raise
+        except torch.OutOfMemoryError as error:
             self.divided_steps += 1
+            if self._parallel is not None or not (halves := _halves(pieces)):
+                raise DeviceFull(f"no memory for a step of {sum(len(one.ids) for one in pieces)} tokens") from error
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             # in this order: the second half may attend to what the first writes

@@ -20,6 +20,7 @@ from engine.blocks import ROOT, BlockPool
 from engine.config import EngineConfig
 from engine.policy import POLICIES, WaitingList, order
 from engine.request import Request
+from engine.step_limits import StepLimits
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self.config, self.pool = config, pool
+        self.limits = StepLimits(config.token_budget, config.max_batch)
         self.waiting = WaitingList(POLICIES[config.policy])
         self.running: list[Request] = []
         self.shortages = 0  # times that pages were wanted and not there
@@ -106,7 +108,9 @@ class Scheduler:
         """
         plan = Plan()
         self._now_ns, self._ahead = now_ns, ahead
-        budget = self.config.token_budget
+        while not ahead and len(self.running) > self.limits.batch:  # which has become smaller
+            self.preempt(self.running[-1], plan)
+        budget = self.limits.budget
         budget -= self._decodes(plan)
         budget -= self._chunks(plan, budget)
         if not plan.preempted:  # what was just taken away must not go to the next in the queue
@@ -148,7 +152,7 @@ class Scheduler:
 
     @property
     def _may_admit(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.config.max_batch
+        return bool(self.waiting) and len(self.running) < self.limits.batch
 
     @staticmethod
     def _drop_preempted(plan: Plan) -> None:

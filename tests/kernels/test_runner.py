@@ -143,10 +143,17 @@ def test_a_step_without_memory_runs_in_halves(tiny: LoadedModel, monkeypatch: py
         return compute(layout, ints)
 
     monkeypatch.setattr(runner, "_compute", poor)
+    limits = driven.engine.scheduler.limits
     answers = [driven.submit(prompt) for prompt in PROMPTS]
     driven.run()
-    assert runner.divided_steps > 0
+    divided = runner.divided_steps
+    assert divided > 0
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+    # what the device cannot bear is not planned again
+    assert limits.shortages == 1 and limits.budget <= 24
+    again = driven.submit(list(range(40, 60)), max_tokens=1)
+    driven.run()
+    assert len(again.tokens) == 1 and (runner.divided_steps, limits.shortages) == (divided, limits.shortages)
 
 
 def test_memory_that_cannot_be_had_at_all_fails_the_request_and_the_engine_goes_on(
@@ -161,7 +168,7 @@ def test_memory_that_cannot_be_had_at_all_fails_the_request_and_the_engine_goes_
         patch.setattr(driven.runner, "_compute", none)
         answer = driven.submit(PROMPTS[0])
         driven.run()
-    assert answer.error is not None
+    assert answer.error is not None and answer.outputs[-1].code == "kv_oom"
     after = driven.submit(PROMPTS[0])
     driven.run()
     assert len(after.tokens) == 6

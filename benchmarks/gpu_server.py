@@ -1,8 +1,8 @@
 """Many streams at once: through HTTP from a whole server, and from the engine in this process.
 
-The server serves SmolLM2's shape with random weights.  It runs with what a bare GPU machine has (``NEEDS`` beside torch,
-triton and numpy): no command line, no spans, no Arrow.  ``python -m benchmarks.gpu_server FOLDER READY OPTIONS`` is that
-server's process.
+The server serves SmolLM2's shape with random weights.  It runs with what a bare GPU machine has (``NEEDS`` beside
+torch, triton and numpy): no command line, no spans, no Arrow.  Its process is ``python -m benchmarks.gpu_server FOLDER
+READY OPTIONS``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import importlib.util
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -63,7 +62,7 @@ def server_run(*, dry: bool) -> dict[str, Any]:
         options = {"kv_blocks": 64} if dry else {"max_batch": 64, "token_budget": 2048}
         server = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu_server", str(folder), str(ready), json.dumps(options)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            cwd=Path(__file__).parents[1],
         )
         try:
             deadline = time.monotonic() + 240
@@ -85,8 +84,12 @@ def server_run(*, dry: bool) -> dict[str, Any]:
 
 
 def engine_run(shape: ModelShape, device: torch.device, *, dry: bool) -> dict[str, Any]:
-    """As ``server_run``, without HTTP and text: the engine's own thread and scheduler over random weights."""
-    streams, tokens, prompt = (2, 3, 8) if dry else (64, 128, 200)
+    """As ``server_run``, without HTTP and text: the engine's own thread and scheduler over random weights.
+
+    With each step started before the one before it is read, then one after the other; and whether starting one waits
+    for the device anywhere, as torch sees it (launch_waits; None on a CPU).
+    """
+    streams = 2 if dry else 64
     dtype = torch.float32 if dry else torch.bfloat16
     config = EngineConfig(
         backend="triton",
@@ -99,8 +102,33 @@ def engine_run(shape: ModelShape, device: torch.device, *, dry: bool) -> dict[st
     )
     bare = Bare(shape, RandomWeights(shape, device, dtype))
     runner = TritonRunner(bare, config)
-    engine = Engine(config, cast("Reference", bare), runner, text=False)  # without text only the shape is looked at
     runner.warm_up(_warm_slices)
+    found: dict[str, Any] = {"launch_waits": _launch_waits(runner) if device.type == "cuda" else None}
+    for name, overlap in (("overlap", True), ("no_overlap", False)):
+        runner.feeds = overlap
+        found[name] = _streams(Engine(config, cast("Reference", bare), runner, text=False), streams, dry=dry)
+    return found
+
+
+def _launch_waits(runner: TritonRunner) -> str:
+    """What torch says of a decode's launch: "" where nothing in it waits for the device."""
+    one = _warm_slices(1)
+    (runner.launch(one) or tuple)()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        read = runner.launch(one)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    (read or tuple)()
+    return ""
+
+
+def _streams(engine: Engine, streams: int, *, dry: bool) -> dict[str, Any]:
+    """All at once, to their ends."""
+    tokens, prompt, runner = 3 if dry else 128, 8 if dry else 200, engine.runner
+    padded = getattr(runner, "padded_tokens", 0)
     engine.start()
     stamps: dict[str, list[float]] = {}
     over = threading.Semaphore(0)
@@ -125,7 +153,8 @@ def engine_run(shape: ModelShape, device: torch.device, *, dry: bool) -> dict[st
             return {"skipped": "the streams did not end within 200 s"}
     took = time.perf_counter() - start
     engine.stop()
-    return {**_summary(list(stamps.values()), tokens, took), "padded_tokens": runner.padded_tokens}
+    padded = getattr(runner, "padded_tokens", 0) - padded
+    return {**_summary(list(stamps.values()), tokens, took), "padded_tokens": padded}
 
 
 def _warm_slices(n: int) -> list[Slice]:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.device_batch import Layout, Limits, Piece, bucket_sizes, build_step
+from engine.device_batch import Layout, Limits, Piece, bucket_sizes, build_step, halves, piece_of
 from engine.device_sampling import Reader, draw, draw_and_read, plain
 from engine.device_weights import Shard, load_weights
 from engine.flight import DeviceFull, Drawn, Read
@@ -251,7 +251,7 @@ class TritonRunner:
         """Compute the slices and write their KV; logits of ``rows`` of each, in order."""
         before = self.padded_tokens
         if self.lookahead is None:
-            logits = self._run([_piece(one, self._row) for one in slices])
+            logits = self._run([piece_of(one, self._row) for one in slices])
             self.last_step = {"padded_tokens": self.padded_tokens - before}
             return logits
         drafted, accepted = self.lookahead.drafted, self.lookahead.accepted
@@ -275,7 +275,7 @@ class TritonRunner:
                 continue
             drafts = lookahead.drafts(one)
             made.append((one, drafts, rows))
-            pieces += [_piece(one, self._row), *lookahead.pieces(one, drafts)]
+            pieces += [piece_of(one, self._row), *lookahead.pieces(one, drafts)]
             rows += one.rows + len(drafts)
         logits = self._run(pieces) if pieces else torch.empty(0, self.shape.vocab, device=self.device)
         found = []
@@ -298,12 +298,12 @@ class TritonRunner:
             logits = self._execute(layout, ints)
         except torch.OutOfMemoryError as error:
             self.divided_steps += 1
-            if self._parallel is not None or not (halves := _halves(pieces)):
+            if self._parallel is not None or not (parts := halves(pieces)):
                 raise DeviceFull(f"no memory for a step of {sum(len(one.ids) for one in pieces)} tokens") from error
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             # in this order: the second half may attend to what the first writes
-            return torch.cat([self._run(half) for half in halves])
+            return torch.cat([self._run(half) for half in parts])
         wanted = sum(len(piece.sampled) for piece in pieces)
         self.padded_tokens += layout.rows - sum(len(piece.ids) for piece in pieces)
         return logits[:wanted]
@@ -412,29 +412,3 @@ class TritonRunner:
             self._parallel = self._followers = None
             if any(codes):
                 log.warning("ranks ended with %s", codes)
-
-
-def _piece(one: Slice, row: Mapping[Request, int]) -> Piece:
-    """A decode by the scheduler's own word: a chunk of one token is prefill, whose sums are made in another order.
-
-    row: where each request's token lies among those drawn last, for one that the host does not know (``feed``).
-    """
-    request = one.request
-    sampled = range(one.n) if one.all_logits else (one.n - 1,) if one.sample else ()
-    decode = one.decode and not one.all_logits
-    ids = request.tokens[one.start : one.end] or [-1 - row[request]]
-    return Piece(ids, one.start, request.blocks, sampled, decode)
-
-
-def _halves(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]] | None:
-    """Two smaller steps with the same rows in the same order; None where there is one row."""
-    if len(pieces) > 1:
-        middle = len(pieces) // 2
-        return list(pieces[:middle]), list(pieces[middle:])
-    one = pieces[0]
-    if len(one.ids) < 2:
-        return None
-    n = len(one.ids) // 2
-    first = Piece(one.ids[:n], one.start, one.blocks, [r for r in one.sampled if r < n], False)
-    second = Piece(one.ids[n:], one.start + n, one.blocks, [r - n for r in one.sampled if r >= n], False)
-    return [first], [second]

@@ -64,7 +64,7 @@ class Reader:
         gpu = drawn.device.type == "cuda"
         self._host = torch.empty(drawn.shape, dtype=drawn.dtype, pin_memory=gpu)
         self._host.copy_(drawn, non_blocking=True)
-        self._done = torch.cuda.Event() if gpu else None
+        self._done = torch.cuda.Event() if gpu else None  # type: ignore[no-untyped-call]
         if self._done is not None:
             self._done.record()
 

@@ -176,19 +176,22 @@ def test_random_adds_and_aborts_keep_the_laws_and_every_answer_is_that_of_the_re
 
 
 def test_the_page_of_a_void_token_is_never_found(tiny: LoadedModel) -> None:
-    """The token behind a stop fills a page exactly: it must not enter the prefix cache."""
+    """The token behind a stop fills a page exactly: it must not enter the prefix cache.  What is whole is found."""
 
-    def use(driven: HandDriven) -> tuple[list[int], int]:
+    def use(driven: HandDriven) -> tuple[list[int], int, int, int]:
         first = driven.submit(list(range(20, 34)), max_tokens=20)  # 14 tokens: the third fills the page
         driven.run()
         stop = first.tokens[1]
         cut = driven.submit(list(range(20, 34)), max_tokens=20, stop_token_ids=(stop,))
         driven.run()
         assert cut.tokens == first.tokens[:2]
-        return first.tokens, len(driven.engine.pool.findable)
+        again = driven.submit(list(range(20, 34)) + first.tokens, max_tokens=1)
+        driven.run()
+        facts, pool = again.request.clock.facts, driven.engine.pool
+        return first.tokens, facts.cached_tokens, len(pool.findable), min(len(tokens) for _, tokens in pool._index)
 
     plain, got, driven = both(tiny, use)
-    assert got == plain
+    assert got == plain and got[1:] == (32, 2, 16)
     assert driven.engine.stats().void_tokens == 1
 
 

@@ -5,7 +5,8 @@
     scripts/gpu_check.sh --dry [...]    in Triton's interpreter: proves that nothing stops it, measures nothing
 
 Results: JSON to --out (default gpu_check.json) and a table on stdout.  Exit code 1 when a kernel is wrong.
-Needs torch, triton and numpy; the server run also what the server imports: what is missing is named, not measured.
+Needs torch, triton and numpy; the server run also aiohttp, tokenizers, safetensors and prometheus-client: what is
+missing is named, not measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Many streams at once: through HTTP from a whole server, and from the engine in this process.
 
-The server serves SmolLM2's shape with random weights.  A bare machine may lack what the server imports; then the engine
-alone, whose thread, scheduler and sampling are the same, still gives its figures.
+The server serves SmolLM2's shape with random weights.  It runs with what a bare GPU machine has (``NEEDS`` beside
+torch, triton and numpy): no command line, no spans, no Arrow.  Its process is ``python -m benchmarks.gpu_server FOLDER
+READY OPTIONS``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import importlib.util
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -34,11 +34,8 @@ from models.shape import ModelShape
 if TYPE_CHECKING:
     from models.store import Reference
 
-#: What the server imports beside torch, triton and numpy.
-NEEDS = (
-    "aiohttp", "tokenizers", "safetensors", "prometheus_client", "typer", "pyarrow", "jinja2", "psutil", "llguidance",
-    "opentelemetry", "yaml", "uvloop",
-)  # fmt: skip
+#: What the server imports beside torch (which brings jinja2), triton and numpy.
+NEEDS = ("aiohttp", "tokenizers", "safetensors", "prometheus_client")
 
 
 def missing() -> list[str]:
@@ -62,12 +59,11 @@ def server_run(*, dry: bool) -> dict[str, Any]:
             write_tiny(
                 folder, n_layers=30, hidden=576, n_heads=9, n_kv_heads=3, ffn=1536, vocab=49_152, max_context=8192
             )
-        options = ["--kv-blocks", "64"] if dry else ["--max-batch", "64", "--token-budget", "2048"]
-        command = [sys.executable, "-m", "engine.server", "--model", str(folder), "--backend", "triton"]
+        options = {"kv_blocks": 64} if dry else {"max_batch": 64, "token_budget": 2048}
         server = subprocess.Popen(
-            [*command, "--weights", "bf16", "--port", "0", "--ready-file", str(ready), "--no-spans", *options],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        )  # fmt: skip
+            [sys.executable, "-m", "benchmarks.gpu_server", str(folder), str(ready), json.dumps(options)],
+            cwd=Path(__file__).parents[1],
+        )
         try:
             deadline = time.monotonic() + 240
             while not ready.exists():
@@ -88,8 +84,12 @@ def server_run(*, dry: bool) -> dict[str, Any]:
 
 
 def engine_run(shape: ModelShape, device: torch.device, *, dry: bool) -> dict[str, Any]:
-    """As ``server_run``, without HTTP and text: the engine's own thread and scheduler over random weights."""
-    streams, tokens, prompt = (2, 3, 8) if dry else (64, 128, 200)
+    """As ``server_run``, without HTTP and text: the engine's own thread and scheduler over random weights.
+
+    With each step started before the one before it is read, then one after the other; and whether starting one waits
+    for the device anywhere, as torch sees it (launch_waits; None on a CPU).
+    """
+    streams = 2 if dry else 64
     dtype = torch.float32 if dry else torch.bfloat16
     config = EngineConfig(
         backend="triton",
@@ -102,8 +102,33 @@ def engine_run(shape: ModelShape, device: torch.device, *, dry: bool) -> dict[st
     )
     bare = Bare(shape, RandomWeights(shape, device, dtype))
     runner = TritonRunner(bare, config)
-    engine = Engine(config, cast("Reference", bare), runner, text=False)  # without text only the shape is looked at
     runner.warm_up(_warm_slices)
+    found: dict[str, Any] = {"launch_waits": _launch_waits(runner) if device.type == "cuda" else None}
+    for name, overlap in (("overlap", True), ("no_overlap", False)):
+        runner.feeds = overlap
+        found[name] = _streams(Engine(config, cast("Reference", bare), runner, text=False), streams, dry=dry)
+    return found
+
+
+def _launch_waits(runner: TritonRunner) -> str:
+    """What torch says of a decode's launch: "" where nothing in it waits for the device."""
+    one = _warm_slices(1)
+    (runner.launch(one) or tuple)()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        read = runner.launch(one)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    (read or tuple)()
+    return ""
+
+
+def _streams(engine: Engine, streams: int, *, dry: bool) -> dict[str, Any]:
+    """All at once, to their ends."""
+    tokens, prompt, runner = 3 if dry else 128, 8 if dry else 200, engine.runner
+    padded = getattr(runner, "padded_tokens", 0)
     engine.start()
     stamps: dict[str, list[float]] = {}
     over = threading.Semaphore(0)
@@ -128,7 +153,8 @@ def engine_run(shape: ModelShape, device: torch.device, *, dry: bool) -> dict[st
             return {"skipped": "the streams did not end within 200 s"}
     took = time.perf_counter() - start
     engine.stop()
-    return {**_summary(list(stamps.values()), tokens, took), "padded_tokens": runner.padded_tokens}
+    padded = getattr(runner, "padded_tokens", 0) - padded
+    return {**_summary(list(stamps.values()), tokens, took), "padded_tokens": padded}
 
 
 def _warm_slices(n: int) -> list[Slice]:
@@ -177,3 +203,15 @@ async def _ask(url: str, streams: int, tokens: int) -> dict[str, Any]:
         found = await asyncio.gather(*(stream(session, i) for i in range(streams)))
         took = time.perf_counter() - start
     return _summary(found, tokens, took)
+
+
+def _serve(folder: str, ready: str, options: str) -> int:
+    """A server until a signal ends it."""
+    from engine.server.lifecycle import ServeOptions, serve
+
+    config = EngineConfig(model=folder, backend="triton", dtype="bf16", **json.loads(options))
+    return serve(ServeOptions(config, port=0, ready_file=Path(ready)), lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    sys.exit(_serve(*sys.argv[1:]))

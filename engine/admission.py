@@ -101,9 +101,13 @@ class Admission:
     def __init__(self, limits: Limits, max_batch: int, token_budget: int) -> None:
         self.limits = limits
         self.model = StepModel()
-        self._max_batch, self._budget = max_batch, token_budget
+        self.resize(max_batch, token_budget)
         self._answer = 0.0  # running mean of tokens in an answer
         self._answers = 0
+
+    def resize(self, max_batch: int, token_budget: int) -> None:
+        """Predict with these from now on."""
+        self._max_batch, self._budget = max_batch, token_budget
 
     def decide(self, request: Request, backlog: Backlog) -> None:
         """Raises QueueFull, TokensFull or TooSlow; else notes on the request what was predicted for it."""

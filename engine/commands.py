@@ -77,6 +77,9 @@ def serve_command(
     ] = 0,
     tensor_parallel: Annotated[int, typer.Option(help="triton: GPUs that share the model.")] = 1,
     no_cuda_graphs: Annotated[bool, typer.Option("--no-cuda-graphs", help="triton: start every kernel anew.")] = False,
+    no_overlap: Annotated[
+        bool, typer.Option("--no-overlap", help="triton: schedule a step only when the one before it was read.")
+    ] = False,
     otlp_endpoint: Annotated[
         str, typer.Option(help="OTLP/HTTP collector for spans.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT")
     ] = "http://127.0.0.1:4318",
@@ -133,6 +136,7 @@ def serve_command(
         speculate=speculate,
         tensor_parallel=tensor_parallel,
         cuda_graphs=not no_cuda_graphs,
+        overlap=not no_overlap,
         device=device,
         sim_fit=None if sim_fit is None else str(sim_fit),
         sim_seed=sim_seed,

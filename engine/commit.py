@@ -1,6 +1,6 @@
 """What a step changes: tokens, clocks, counts, the step log, and the ends of requests.  Engine thread only.
 
-    scheduled      the plan is made, nothing is computed: marks of preemption and admission
+    scheduled      the step begins: marks of preemption and admission
     results        the step is over: every slice's tokens, one stamp for all (the step's end), then the log, then emits
     end            a request leaves, from whatever state: what it holds is given back once, its client is told once
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.flight import Flight
 from engine.logprobs import TokenLogprob
 from engine.request import ERROR, LENGTH, STOP, Output, Request, SamplingParams
 from engine.scheduler import Plan, Slice
@@ -39,25 +40,29 @@ class Commit:
         for request in plan.preempted:
             stats.preemptions += 1
             request.clock.preempted(start, stats.stall_ns)
-        for request in plan.admitted:
+        for request, cached in zip(plan.admitted, plan.admitted_cached, strict=True):
             facts = request.clock.facts
             request.clock.scheduled(start, stats.stall_ns)
             request.chunk_end_ns, request.chunk_stall = start, stats.stall_ns
             stats.prefix_queries += len(request.tokens)
-            stats.prefix_hits += request.computed
+            stats.prefix_hits += cached
             if facts.step_first < 0:
                 facts.step_first = number
-                facts.cached_tokens = request.computed
+                facts.cached_tokens = cached
                 facts.kv_usage_at_admit = engine.pool.used / engine.pool.total
 
-    def results(self, plan: Plan, tokens: list[int], finite: list[bool], start: int, gap: int) -> int:
+    def results(self, flight: Flight, tokens: list[int], finite: list[bool]) -> int:
         """Take the results over: token by token, then pages, then the log; one stamp, the step's end, for all.
 
-        Returns the stamp (ns).
+        Rows of requests that are over are left out, and a step of such rows alone is no step.  Returns the stamp (ns).
         """
-        done, news = self._take(plan, tokens, finite)
+        live = flight.live
+        self._engine.counts.void_tokens += flight.plan.tokens - sum([piece.n for piece in live])
+        if not live:
+            return self._engine.now()
+        done, news = self._take(flight.plan, tokens, finite)
         end = self._engine.now()
-        self._book(plan, load_of(plan.slices), start, end, gap)
+        self._book(flight, live, load_of(live), end)
         for request, text, token, told in news:
             request.emit(Output(request.id, text, (token,), None, None, end, told))
         for request, reason, error, text in done:
@@ -72,6 +77,10 @@ class Commit:
         news: list[_News] = []
         for piece in plan.slices:
             request = piece.request
+            if request.state == "finished":
+                if piece.sample:
+                    next(samples)
+                continue
             if not piece.sample:
                 scheduler.commit(piece)
                 continue
@@ -93,11 +102,11 @@ class Commit:
                 news.append((request, text, token, told))
         return done, news
 
-    def _book(self, plan: Plan, load: StepLoad, start: int, end: int, gap: int) -> None:
-        """The step in clocks, counts and log."""
-        engine = self._engine
-        stats, batch, recomputed = engine.counts, plan.size, 0
-        for piece in plan.slices:
+    def _book(self, flight: Flight, live: list[Slice], load: StepLoad, end: int) -> None:
+        """The step in clocks, counts and log.  live: the slices of requests that were not over when it was read."""
+        engine, start = self._engine, flight.start_ns
+        stats, batch, recomputed = engine.counts, len(live) + flight.plan.steady, 0
+        for piece in live:
             lost = piece.request.lost
             if lost > piece.start:
                 recomputed += min(lost, piece.start + piece.n) - piece.start
@@ -105,7 +114,7 @@ class Commit:
         stats.steps += 1
         stats.step_tokens += load.tokens
         stats.recomputed_tokens += recomputed
-        self._log(plan, load, stats.steps - 1, start, end, gap, recomputed)
+        self._log(flight, live, load, stats.steps - 1, end, recomputed)
         engine.context = load.context_tokens
         engine.admission.step(load.tokens, batch, load.context_tokens, (end - start) / 1e9)
 
@@ -165,12 +174,15 @@ class Commit:
             if request.token_steps is not None:
                 request.token_steps.append(number)
 
-    def _log(self, plan: Plan, load: StepLoad, number: int, start: int, end: int, gap: int, recomputed: int) -> None:
-        engine = self._engine
-        requests = tuple([piece.request.id for piece in plan.slices])
-        tokens = tuple([piece.n for piece in plan.slices])
-        seen = self.seen(plan, load, (number, start, end, gap), recomputed, requests, tokens)
-        engine.steps.append(seen.record(engine.floors, getattr(engine.runner, "last_step", {})))
+    def _log(self, flight: Flight, live: list[Slice], load: StepLoad, number: int, end: int, recomputed: int) -> None:
+        requests = tuple([piece.request.id for piece in live])
+        tokens = tuple([piece.n for piece in live])
+        columns, void = flight.columns, flight.plan.tokens - load.tokens
+        if void:
+            columns = {**columns, "padded_tokens": columns.get("padded_tokens", 0) + void}
+        when = (number, flight.start_ns, end, flight.gap_ns)
+        seen = self.seen(flight.plan, load, when, recomputed, requests, tokens)
+        self._engine.steps.append(seen.record(self._engine.floors, columns))
 
     def seen(
         self,
@@ -197,7 +209,16 @@ class Commit:
             tokens=tokens,
         )
 
-    def end(self, request: Request, reason: str, now: int, *, error: str | None = None, text: str = "") -> None:
+    def end(
+        self,
+        request: Request,
+        reason: str,
+        now: int,
+        *,
+        error: str | None = None,
+        code: str | None = None,
+        text: str = "",
+    ) -> None:
         """The request is over: everything it holds is given back, once, and its client is told."""
         engine = self._engine
         token_ids = tuple(request.tokens[-1:]) if reason in (STOP, LENGTH) else ()
@@ -211,4 +232,4 @@ class Commit:
             engine.shadow.remember(request)
         request.clock.ended(now, engine.counts.stall_ns)
         engine.floors.over(request)
-        request.emit(Output(request.id, text, token_ids, reason, error, now, told))
+        request.emit(Output(request.id, text, token_ids, reason, error, now, told, code))

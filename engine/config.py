@@ -36,7 +36,8 @@ class EngineConfig:
     ``models.devices``; sim_fit, a file of ``engine.step_fit`` (None: times from the account of the device); sim_seed.
     Of the triton one: invariant, whether a row's bits may depend on nothing but the row (off: faster tiles and
     splits); kv_dtype, fp8 halves the KV of 16 bits; speculate, drafts a step for greedy requests (``lookahead``);
-    tensor_parallel, GPUs (``parallel``); cuda_graphs, of steps of decodes.
+    tensor_parallel, GPUs (``parallel``); cuda_graphs, of steps of decodes; overlap, the next step is scheduled while
+    one runs (``flight``).
     """
 
     model: str = "smollm2"
@@ -65,6 +66,7 @@ class EngineConfig:
     speculate: int = 0
     tensor_parallel: int = 1
     cuda_graphs: bool = True
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "token_budget", "block_size", "queue_limit", "step_log"):
@@ -151,6 +153,7 @@ class EngineConfig:
             ("--speculate", self.speculate > 0),
             ("--tensor-parallel", self.tensor_parallel > 1),
             ("--no-cuda-graphs", not self.cuda_graphs),
+            ("--no-overlap", not self.overlap),
         ):
             if changed:
                 raise UserError(

@@ -2,6 +2,8 @@
 
     turn = idle checks, inbox, step          step = schedule -> forward -> sample -> commit (``engine.commit``)
 
+With a runner that can, step n + 1 is scheduled and started before step n is read (``engine.flight``).
+
 Others talk to it through one inbox.  Its laws (``engine.laws``) are checked when idle, every so many steps, and on
 demand (``check``).  All its times come from one clock, ``now``: with the clock of ``engine.virtual`` the same turns
 run without a thread and without waiting.
@@ -18,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.admission import Admission, Backlog, Limits
@@ -25,17 +28,19 @@ from engine.blocks import BlockPool
 from engine.commit import Commit
 from engine.config import EngineConfig
 from engine.detokenizer import TextStream
+from engine.flight import DeviceFull, Drawn, Flight, Read
 from engine.floors import Floors
 from engine.laws import Laws, Ledger
 from engine.logprobs import LogprobStream, sampled_rows
 from engine.request import ABORT, ERROR, NeverFits, Refusal, Request, RequestTooLong
 from engine.runner import Runner
 from engine.sampling import Shaper, sample
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Plan, Scheduler, Slice
 from engine.shadow import Shadow
 from engine.stats import EngineStats
 from engine.steplog import StepLog
 from models.roofline import StepCost
+from telemetry.names import KV_OOM
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +93,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[tuple[str, Request | str | Callable[[], object] | None]] = queue.SimpleQueue()
         self._pending = 0  # submitted, not yet seen by the engine thread
         self._pending_tokens = 0
+        self._flight: Flight | None = None  # the step that was started ahead
         self._last_end_ns: int | None = None  # end of the last step after which someone was still runnable
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -236,6 +242,7 @@ class Engine:
     def _run(self) -> None:
         while not self._stopping:
             self.turn(wait=True)
+        self.settle()
         for request in list(self.live.values()):
             self.commit.end(request, ABORT, self.now(), error="the engine is shutting down")
 
@@ -254,6 +261,7 @@ class Engine:
 
     def _idle(self) -> None:
         """Nothing to do: check the laws, then run shadows as long as nothing comes."""
+        self.settle()
         self._last_end_ns = None
         if self.laws.last_step != self.counts.steps:
             self.check()
@@ -283,39 +291,100 @@ class Engine:
                 if request is not None:
                     self.commit.end(request, ABORT, self.now())
             elif callable(value):
+                self.settle()  # between two steps: none is under way
                 value()
             else:
                 self._stopping = True
 
     def step(self) -> None:
-        """One step: schedule, forward, sample, commit."""
+        """One step: schedule, forward, sample, commit; with overlap the next one is started before this one is read."""
         if self.before_step is not None:
             self.before_step()
-        start = self.now()
-        gap = start - self._last_end_ns if self._last_end_ns is not None else 0
-        self.counts.stall_ns += gap
-        plan = self.scheduler.schedule(start)
-        self.commit.scheduled(plan, start)
-        if not plan.size:
-            self._last_end_ns = start if self.scheduler.running else None
+        flight, self._flight = self._flight or self._launch(ahead=False), None
+        if flight is None:
             return
+        following = self._launch(ahead=True) if flight.feeds and not flight.plan.short else None
+        end = self._land(flight)
+        if following is not None:
+            self._begin(following, end)
+            self._flight = following
+            if not following.live:  # nobody wants it any more
+                self.settle()
+
+    def settle(self) -> None:
+        """Read the step that was started ahead, if there is one; afterwards none is under way."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._land(flight)
+
+    def _launch(self, *, ahead: bool) -> Flight | None:
+        """Plan a step and start it; None where there is nothing to compute.  What fails, fails when it is read.
+
+        ahead: the step before is not read yet, so this one begins later.
+        """
+        start = self.now()
+        plan = self.scheduler.schedule(start, ahead=ahead)
+        flight = Flight(plan)
+        if not ahead:
+            self._begin(flight, start)
+        if not plan.size:
+            return None
+        runner = self.runner
+        divided = getattr(runner, "divided_steps", 0)
         try:
-            tokens, finite = self._compute(plan)
+            flight.read, flight.feeds = self._start(plan)
+            flight.columns = dict(getattr(runner, "last_step", {}))
+        except Exception as error:
+            flight.read = partial(_raise, error)
+        self._fitted(flight, getattr(runner, "divided_steps", 0) == divided)
+        return flight
+
+    def _start(self, plan: Plan) -> tuple[Read, bool]:
+        """Start a step: how its tokens are read, and whether the next one may take them where they were drawn."""
+        launch: Callable[[Sequence[Slice]], Read | None] | None = getattr(self.runner, "launch", None)
+        own = launch(plan.slices) if launch is not None else None
+        if own is not None:
+            return own, getattr(self.runner, "feeds", False)
+        return partial(self._drawn, plan, self.runner.forward(plan.slices)), False
+
+    def _fitted(self, flight: Flight, fitted: bool) -> None:
+        """Had the device memory for the step as a whole?  What it cannot bear is not planned again."""
+        limits = self.scheduler.limits
+        if fitted and not limits.reduced:
+            return
+        if fitted:
+            limits.fitted()
+        else:
+            limits.short(flight.plan.tokens)
+        self.admission.resize(limits.batch, limits.budget)
+
+    def _begin(self, flight: Flight, start: int) -> None:
+        """The step is the first in line from here on, on the engine's clock."""
+        flight.start_ns = start
+        flight.gap_ns = start - self._last_end_ns if self._last_end_ns is not None else 0
+        self.counts.stall_ns += flight.gap_ns
+        self.commit.scheduled(flight.plan, start)
+        if not flight.plan.size:
+            self._last_end_ns = start if self.scheduler.running else None
+
+    def _land(self, flight: Flight) -> int:
+        """Read a step and commit it; returns its end (ns)."""
+        try:
+            tokens, finite = flight.read()
         except Exception as error:  # a failed step must not take the engine down with it
             log.exception("step %d failed", self.counts.steps)
-            now = self.now()
-            for piece in plan.slices:
-                self.commit.end(piece.request, ERROR, now, error=f"{type(error).__name__}: {error}")
-            self._last_end_ns = now if self.scheduler.running else None
-            return
-        end = self.commit.results(plan, tokens, finite, start, gap)
+            end, code = self.now(), KV_OOM if isinstance(error, DeviceFull) else None
+            for piece in flight.live:
+                self.commit.end(piece.request, ERROR, end, error=f"{type(error).__name__}: {error}", code=code)
+        else:
+            end = self.commit.results(flight, tokens, finite)
+            if self.laws.due(self.counts.steps):
+                self.check()
         self._last_end_ns = end if self.scheduler.running else None
-        if self.laws.due(self.counts.steps):
-            self.check()
+        return end
 
-    def _compute(self, plan: Plan) -> tuple[list[int], list[bool]]:
-        """Forward and sample: the token of every slice that samples, and whether its logits were finite."""
-        answer = self.runner.forward(plan.slices)
+    def _drawn(self, plan: Plan, answer: torch.Tensor) -> Drawn:
+        """The token of every slice that samples, and whether its logits were finite, from the runner's answer."""
         if not self.has_logits:
             tokens: list[int] = answer.tolist()
             return tokens, [True] * len(tokens)
@@ -323,7 +392,11 @@ class Engine:
         sampling = [piece.request for piece in plan.slices if piece.sample]
         return self.draw(logits, sampling) if sampling else ([], [])
 
-    def draw(self, logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], list[bool]]:
+    def draw(self, logits: torch.Tensor, requests: Sequence[Request]) -> Drawn:
         """``engine.sampling.sample``, or the runner's own, which samples where its logits lie."""
-        own: Callable[..., tuple[list[int], list[bool]]] = getattr(self.runner, "sample", sample)
+        own: Callable[..., Drawn] = getattr(self.runner, "sample", sample)
         return own(logits, requests, self.end_tokens)
+
+
+def _raise(error: Exception) -> Drawn:
+    raise error

@@ -10,13 +10,15 @@ a multiple of 16 wide, so that no step meets an alignment that no kernel was com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
 
 from engine.kernels.paged_prefill import PrefillBatch, prefill_block_m, prefill_tiles
+from engine.request import Request
+from engine.scheduler import Slice
 
 _ALIGN = 16  # numbers; 64 bytes
 
@@ -33,6 +35,32 @@ class Piece:
     blocks: Sequence[int]
     sampled: Sequence[int]
     decode: bool
+
+
+def piece_of(one: Slice, row: Mapping[Request, int]) -> Piece:
+    """A decode by the scheduler's own word: a chunk of one token is prefill, whose sums are made in another order.
+
+    row: where each request's token lies among those drawn last, for one that the host does not know (``feed``).
+    """
+    request = one.request
+    sampled = range(one.n) if one.all_logits else (one.n - 1,) if one.sample else ()
+    decode = one.decode and not one.all_logits
+    ids = request.tokens[one.start : one.end] or [-1 - row[request]]
+    return Piece(ids, one.start, request.blocks, sampled, decode)
+
+
+def halves(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]] | None:
+    """Two smaller steps with the same rows in the same order; None where there is one row."""
+    if len(pieces) > 1:
+        middle = len(pieces) // 2
+        return list(pieces[:middle]), list(pieces[middle:])
+    one = pieces[0]
+    if len(one.ids) < 2:
+        return None
+    n = len(one.ids) // 2
+    first = Piece(one.ids[:n], one.start, one.blocks, [r for r in one.sampled if r < n], False)
+    second = Piece(one.ids[n:], one.start + n, one.blocks, [r - n for r in one.sampled if r >= n], False)
+    return [first], [second]
 
 
 @dataclass(frozen=True, slots=True)

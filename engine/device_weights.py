@@ -2,7 +2,8 @@
 
 Products that share their input are one matrix: q, k, v, and gate and up.  With tensor parallelism a rank has its
 heads and its part of the MLP: rows of qkv and gate_up, columns of o and down, so that the ranks' results of o and of
-down add up to the whole; embedding, norms and head are whole on every rank.
+down add up to the whole.  Of embedding and head it has its part of the vocabulary, where that can be cut evenly: a
+token's row is found on one rank and 0 on the others, and logits are put one after the other.  Norms are whole.
 """
 
 from __future__ import annotations
@@ -65,13 +66,17 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """kind: one of KINDS.  head: the embedding itself where they are tied."""
+    """kind: one of KINDS.  head: the embedding itself where they are tied.
+
+    first: the first token of the part of the vocabulary that embedding and head have here; None: they have it all.
+    """
 
     kind: str
     embedding: Matrix
     layers: tuple[Layer, ...]
     norm: torch.Tensor
     head: Matrix
+    first: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -161,6 +166,9 @@ def _load(
                 else None,
             )
         )
-    embedding = matrix(weights["model.embed_tokens.weight"], top)
-    head = embedding if shape.tied_embeddings else matrix(weights["lm_head.weight"], top)
-    return DeviceWeights(kind, embedding, tuple(layers), vector("model.norm.weight"), head)
+    cut = shard.world > 1 and shape.vocab % shard.world == 0
+    tokens = shard.part(shape.vocab) if cut else slice(None)
+    embedding = matrix(weights["model.embed_tokens.weight"][tokens], top)
+    head = embedding if shape.tied_embeddings else matrix(weights["lm_head.weight"][tokens], top)
+    first = int(tokens.start) if cut else None
+    return DeviceWeights(kind, embedding, tuple(layers), vector("model.norm.weight"), head, first)

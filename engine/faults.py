@@ -289,6 +289,8 @@ class Faults:
 class FaultyRunner:
     """Stands before the real runner."""
 
+    launch = None  # steps go through ``forward``, one after the other
+
     def __init__(self, inner: Runner, faults: Faults) -> None:
         self._inner, self._faults = inner, faults
         self.name, self.has_logits = inner.name, inner.has_logits

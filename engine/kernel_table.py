@@ -35,6 +35,7 @@ from triton.compiler import ASTSource
 from engine.config import EngineConfig
 from engine.device_batch import Layout, Piece, build_step
 from engine.device_weights import KINDS, DeviceWeights, Layer
+from engine.kernels.feed import feed
 from engine.kernels.launch import INTERPRETED, Launch, recording
 from engine.kernels.linear import Matrix
 from engine.kernels.quantised import GROUP, Quantised
@@ -131,6 +132,7 @@ def launches(arch: int) -> list[Launch]:
                             heat = torch.empty(len(logits), device="meta")
                             whole = torch.empty(len(logits), dtype=torch.int64, device="meta")
                             sample_rows(logits, heat, whole, whole)
+                            feed(layout.views(ints)["ids"], whole)
                         for one in seen:
                             found.setdefault(label(one), one)
     return [found[key] for key in sorted(found)]

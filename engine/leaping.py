@@ -24,9 +24,10 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.counting_pool import CountingPool
 from engine.deferred import DeferredAdmission, DeferredLog, Leap, joined
+from engine.flight import Flight, Read
 from engine.policy import POLICIES, deadline, order
 from engine.request import LENGTH, STOP, Output, Request
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Plan, Scheduler, Slice
 from engine.simulated import Clock, SimulatedRunner
 from engine.step_load import StepLoad, load_of
 from models.roofline import StepCost
@@ -46,9 +47,9 @@ class CohortScheduler(Scheduler):
         self._others: dict[Request, None] = {}  # that run and do not sit in the cohort
         self.step = 0
 
-    def schedule(self, now_ns: int) -> Plan:
+    def schedule(self, now_ns: int, *, ahead: bool = False) -> Plan:
         """The next step."""
-        plan = super().schedule(now_ns)
+        plan = super().schedule(now_ns, ahead=ahead)
         plan.steady = len(self.cohort)  # now: a chunk may have preempted some of them
         return plan
 
@@ -110,9 +111,9 @@ class CohortCommit(Commit):
 
     _engine: LeapingEngine
 
-    def results(self, plan: Plan, tokens: list[int], finite: list[bool], start: int, gap: int) -> int:
+    def results(self, flight: Flight, tokens: list[int], finite: list[bool]) -> int:
         """Take the results over; returns the step's end (ns)."""
-        engine = self._engine
+        engine, plan = self._engine, flight.plan
         stats, cohort = engine.counts, engine.scheduler.cohort
         step, steady = stats.steps, len(cohort)
         cohort.enter_pages(step)
@@ -121,7 +122,7 @@ class CohortCommit(Commit):
         cohort.stepped(step, [end], plan.size)
         stats.generation_tokens += steady
         stats.request_tokens += steady
-        self._book(plan, load, start, end, gap)
+        self._book(flight, plan.slices, load, end)
         for request, text, token, told in news:
             request.emit(Output(request.id, text, (token,), None, None, end, told))
         for seat in over:
@@ -134,12 +135,13 @@ class CohortCommit(Commit):
                 self._seat(piece.request)
         return end
 
-    def _log(self, plan: Plan, load: StepLoad, number: int, start: int, end: int, gap: int, recomputed: int) -> None:
-        requests, tokens = self._engine.scheduler.cohort.ids, (1,) * plan.steady
-        if plan.slices:
-            requests += tuple([piece.request.id for piece in plan.slices])
-            tokens += tuple([piece.n for piece in plan.slices])
-        self._engine.steps.note(self.seen(plan, load, (number, start, end, gap), recomputed, requests, tokens))
+    def _log(self, flight: Flight, live: list[Slice], load: StepLoad, number: int, end: int, recomputed: int) -> None:
+        requests, tokens = self._engine.scheduler.cohort.ids, (1,) * flight.plan.steady
+        if live:
+            requests += tuple([piece.request.id for piece in live])
+            tokens += tuple([piece.n for piece in live])
+        when = (number, flight.start_ns, end, flight.gap_ns)
+        self._engine.steps.note(self.seen(flight.plan, load, when, recomputed, requests, tokens))
 
     def _steady(self, request: Request) -> bool:
         """Does it decode from now on, with nothing to do in a step but that?"""
@@ -206,7 +208,7 @@ class LeapingEngine(Engine):
         self.leapt = 0  # steps that were done in leaps
         self._step_ns = 1  # the last step's time
 
-    def _compute(self, plan: Plan) -> tuple[list[int], list[bool]]:
+    def _start(self, plan: Plan) -> tuple[Read, bool]:
         cohort = self.scheduler.cohort
         self.load = joined(load_of(plan.slices), plan.steady, cohort.context + plan.steady)
         requests = [piece.request for piece in plan.slices if piece.sample]
@@ -218,7 +220,7 @@ class LeapingEngine(Engine):
             else:
                 tokens = self.runner.draw(requests).tolist()
         self.runner.take_time(self.load)
-        return tokens, [True] * len(tokens)
+        return lambda: (tokens, [True] * len(tokens)), False
 
     def _backlog(self) -> Backlog:
         scheduler = self.scheduler

@@ -2,7 +2,8 @@
 
 Rank 0 owns the engine; the others follow.  Before each step rank 0 tells them its layout and its int32 memory over
 gloo; then all compute the same step, and their results of o and of down are added up (one all-reduce each), over NCCL
-on GPUs and gloo on CPUs.  Every rank then holds the same rows; rank 0 samples.
+on GPUs and gloo on CPUs.  The vocabulary is cut as well: one more all-reduce finds the embeddings, one all-gather puts
+the logits together.  Every rank then holds the same rows; rank 0 samples.
 
 What must hold: followers do nothing but what they are told, in that order, so every collective meets its peers; they
 end when they are told so or when rank 0 is gone.
@@ -52,6 +53,12 @@ class Parallel:
         """The sum over all ranks, in place."""
         dist.all_reduce(x)
         return x
+
+    def put_together(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, n] of every rank, in their order, as [rows, n world]."""
+        parts = [torch.empty_like(x) for _ in range(self.shard.world)]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=1)
 
     def least(self, n: int) -> int:
         """The least of what the ranks have."""

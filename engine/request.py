@@ -2,6 +2,8 @@
 
 ``tokens`` is prompt + output.  Invariant: 0 <= cached <= computed <= len(tokens); KV exists for ``computed`` tokens,
 in the pages of ``blocks``, in order.  A request is in exactly one of the states waiting, running, finished.
+While steps are under way (``engine.flight``), ``computed`` counts theirs and ``pending`` the tokens that they sample:
+computed <= len(tokens) + pending.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class Output:
     error: str | None
     t_ns: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    code: str | None = None  # of an error: a label of ``names``, where one says more than "engine_error"
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -88,7 +91,8 @@ class Request:
     seed: int = 0  # the seed in force: params.seed, or one drawn by the engine
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-    computed: int = 0
+    computed: int = 0  # the steps under way included
+    pending: int = 0  # tokens that steps under way sample
     chain: int = 0  # prefix-cache chain id of the last full page that was registered or hit
     registered: int = 0  # full pages of this request that are registered or hit
     lost: int = 0  # tokens to compute again after a preemption

@@ -1,6 +1,9 @@
 """What every runner is to the engine: something that takes the slices of a step and gives rows back.
 
-``engine.backends`` chooses one.  A runner owns weights and KV memory; it knows nothing of queues or time.
+``engine.backends`` chooses one.  A runner owns weights and KV memory; it knows nothing of queues or time.  One that
+computes while the host goes on may have ``launch(slices)`` as well: it starts the step and returns what reads its
+tokens (``engine.flight.Read``), or None where a row's token cannot be drawn without the host.  ``feeds`` then says
+whether a step may be launched before the one before it was read, with decodes whose token the host does not know.
 """
 
 from __future__ import annotations

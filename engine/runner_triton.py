@@ -2,12 +2,14 @@
 
 One call computes one step over the same plan and paged KV as the CPU runners.  The host builds the step as one piece
 of int32 memory (``device_batch``), one copy takes it to the device, and nothing waits for the device until the sampled
-tokens are read back: that is the step's only synchronisation.  Steps of decodes alone are padded to a bucket and
-replayed as CUDA graphs; ``padded_tokens`` counts the padding.
+tokens are read back: that is the step's only synchronisation.  ``launch`` starts a step and leaves the reading to
+later: its tokens stay on the device as well, where the next step takes them from (``feed``), so that it can be started
+before they are read (``engine.flight``).  Steps of decodes alone are padded to a bucket and replayed as CUDA graphs;
+``padded_tokens`` counts the padding.
 
 What must hold: a page's KV is written by the step that computes its tokens, padding writes nothing, and a row's bits
 depend on the row alone unless ``invariant`` is off.  A step too large for the device's free memory is computed in
-halves (``divided_steps``), never dropped.
+halves (``divided_steps``), never dropped; the engine then plans smaller ones (``engine.step_limits``).
 
 Unchecked on a GPU: see docs/kernels.md.
 """
@@ -24,17 +26,18 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.device_batch import Layout, Limits, Piece, bucket_sizes, build_step
+from engine.device_batch import Layout, Limits, Piece, bucket_sizes, build_step, halves, piece_of
+from engine.device_sampling import Reader, draw, draw_and_read, plain
 from engine.device_weights import Shard, load_weights
+from engine.flight import DeviceFull, Drawn, Read
 from engine.graphs import Graphs
+from engine.kernels.feed import feed
 from engine.kernels.launch import INTERPRETED, compile_seconds
 from engine.kernels.paged_decode import split_length
-from engine.kernels.sample import sample_rows
 from engine.lookahead import Lookahead
 from engine.parallel import CAPTURE, STEP, STOP, Followers, Parallel
-from engine.request import GREEDY_BELOW, Request
+from engine.request import Request
 from engine.rope_tables import rope_tables
-from engine.sampling import sample
 from engine.scheduler import Slice
 from engine.triton_forward import Forward
 from models.devices import DEVICES, Device
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tailspan.engine")
 _INTERPRETER_PAGES = 256  # in the interpreter every launch walks over the whole pool
 _KV_SHARE = 0.95  # of what is free once weights and the largest step have their memory; the rest is for graphs
-_MASK = 0xFFFFFFFFFFFFFFFF
 _KV_TYPES = {"auto": None, "fp8": torch.float8_e4m3fn}
 
 
@@ -143,6 +145,10 @@ class TritonRunner:
         self.kv_bytes = self.kv_dtype.itemsize
         self.weight_bytes = weights.bytes * self.shard.world / shape.parameters()
         self.lookahead = Lookahead(config.speculate, config.block_size) if config.speculate else None
+        # may a step be started before the one before it is read?  Drafts are made, and ranks told, by the host
+        self.feeds = config.overlap and self.lookahead is None and parallel is None
+        self._drawn = torch.zeros(config.max_batch, dtype=torch.int64, device=self.device)  # tokens of the last launch
+        self._row: dict[Request, int] = {}  # and whose they are
         self.padded_tokens = self.divided_steps = 0
         self.last_step: dict[str, int] = {}  # columns of the step log that only this runner knows
         self.compile_seconds = compile_seconds
@@ -161,6 +167,7 @@ class TritonRunner:
             world=self.shard.world,
             processors=torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 8,
             add_up=self._parallel.add_up if self._parallel is not None else None,
+            put_together=self._parallel.put_together if self._parallel is not None else None,
         )
 
     def reweigh(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -244,7 +251,7 @@ class TritonRunner:
         """Compute the slices and write their KV; logits of ``rows`` of each, in order."""
         before = self.padded_tokens
         if self.lookahead is None:
-            logits = self._run([_piece(one) for one in slices])
+            logits = self._run([piece_of(one, self._row) for one in slices])
             self.last_step = {"padded_tokens": self.padded_tokens - before}
             return logits
         drafted, accepted = self.lookahead.drafted, self.lookahead.accepted
@@ -268,7 +275,7 @@ class TritonRunner:
                 continue
             drafts = lookahead.drafts(one)
             made.append((one, drafts, rows))
-            pieces += [_piece(one), *lookahead.pieces(one, drafts)]
+            pieces += [piece_of(one, self._row), *lookahead.pieces(one, drafts)]
             rows += one.rows + len(drafts)
         logits = self._run(pieces) if pieces else torch.empty(0, self.shape.vocab, device=self.device)
         found = []
@@ -289,14 +296,14 @@ class TritonRunner:
             if self._parallel is not None:
                 self._parallel.tell(STEP, layout, ints)
             logits = self._execute(layout, ints)
-        except torch.OutOfMemoryError:
-            if self._parallel is not None or not (halves := _halves(pieces)):
-                raise
+        except torch.OutOfMemoryError as error:
             self.divided_steps += 1
+            if self._parallel is not None or not (parts := halves(pieces)):
+                raise DeviceFull(f"no memory for a step of {sum(len(one.ids) for one in pieces)} tokens") from error
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             # in this order: the second half may attend to what the first writes
-            return torch.cat([self._run(half) for half in halves])
+            return torch.cat([self._run(half) for half in parts])
         wanted = sum(len(piece.sampled) for piece in pieces)
         self.padded_tokens += layout.rows - sum(len(piece.ids) for piece in pieces)
         return logits[:wanted]
@@ -310,31 +317,29 @@ class TritonRunner:
         return self._compute(layout, host.to(self.device, non_blocking=True))
 
     def _compute(self, layout: Layout, ints: torch.Tensor) -> torch.Tensor:
+        if self.feeds:
+            feed(layout.views(ints)["ids"], self._drawn)
         return self._forward(layout, ints, self._kv)
 
     # --- sampling ---
     @torch.inference_mode()
-    def sample(
-        self, logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int]
-    ) -> tuple[list[int], list[bool]]:
-        """As ``engine.sampling.sample``, with the same tokens; rows that ask for more than a temperature go there."""
-        special = [row for row, request in enumerate(requests) if not _plain(request)]
-        heat = [r.params.temperature if r.params.temperature >= GREEDY_BELOW else 0.0 for r in requests]
-        whole = np.array([[r.seed & _MASK for r in requests], [len(r.tokens) for r in requests]], np.uint64).view(
-            np.int64
-        )
-        numbers, hot = torch.from_numpy(whole), torch.tensor(heat)
-        if self.device.type == "cuda":
-            numbers, hot = numbers.pin_memory(), hot.pin_memory()
-        numbers, hot = (one.to(self.device, non_blocking=True) for one in (numbers, hot))
-        token, finite = sample_rows(logits, hot, numbers[0], numbers[1])
-        tokens, sound = torch.stack((token, finite.long())).tolist()  # the step's one wait for the device
-        finite_rows = [bool(one) for one in sound]
-        if special:
-            chosen, good = sample(logits[special].cpu(), [requests[row] for row in special], eos)
-            for row, one, ok in zip(special, chosen, good, strict=True):
-                tokens[row], finite_rows[row] = one, ok
-        return tokens, finite_rows
+    def launch(self, slices: Sequence[Slice]) -> Read | None:
+        """Start a step without waiting for anything; its tokens are read by what is returned.
+
+        None, and nothing started: a row needs the host for its token.
+        """
+        sampling = [one for one in slices if one.sample]
+        if any(one.all_logits for one in slices) or not all(plain(one.request, one.end) for one in sampling):
+            return None
+        drawn = draw(self.forward(slices), [(one.request, one.end) for one in sampling])
+        self._drawn[: len(sampling)] = drawn[0]
+        self._row = {one.request: row for row, one in enumerate(sampling)}
+        return Reader(drawn).read
+
+    def sample(self, logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int]) -> Drawn:
+        """As ``engine.sampling.sample``, with the same tokens."""
+        with torch.inference_mode():
+            return draw_and_read(logits, requests, eos)
 
     # --- before ready, and across ranks ---
     def warm_up(self, make_slices: Callable[[int], list[Slice]]) -> float:
@@ -343,7 +348,8 @@ class TritonRunner:
         budget = self.config.token_budget
         # one token, each height of a tile, and the whole budget; in the interpreter nothing is compiled
         for n in (1,) if INTERPRETED else sorted({n for n in (1, 17, 33, 65, budget) if n <= budget}):
-            self.forward(make_slices(n))
+            if (read := self.launch(make_slices(n))) is not None:
+                read()
         layouts = self.limits.decode_layouts()
         for layout in layouts[:1] if INTERPRETED else layouts:
             if not self.use_graphs:
@@ -406,36 +412,3 @@ class TritonRunner:
             self._parallel = self._followers = None
             if any(codes):
                 log.warning("ranks ended with %s", codes)
-
-
-def _piece(one: Slice) -> Piece:
-    """A decode by the scheduler's own word: a chunk of one token is prefill, whose sums are made in another order."""
-    request = one.request
-    sampled = range(one.n) if one.all_logits else (one.n - 1,) if one.sample else ()
-    decode = one.decode and not one.all_logits
-    return Piece(request.tokens[one.start : one.start + one.n], one.start, request.blocks, sampled, decode)
-
-
-def _halves(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]] | None:
-    """Two smaller steps with the same rows in the same order; None where there is one row."""
-    if len(pieces) > 1:
-        middle = len(pieces) // 2
-        return list(pieces[:middle]), list(pieces[middle:])
-    one = pieces[0]
-    if len(one.ids) < 2:
-        return None
-    n = len(one.ids) // 2
-    first = Piece(one.ids[:n], one.start, one.blocks, [r for r in one.sampled if r < n], False)
-    second = Piece(one.ids[n:], one.start + n, one.blocks, [r - n for r in one.sampled if r >= n], False)
-    return [first], [second]
-
-
-def _plain(request: Request) -> bool:
-    """Does its next token follow from logits, temperature and seed alone?"""
-    params = request.params
-    return (
-        request.shaper is None
-        and params.logprobs is None
-        and request.generated >= params.min_tokens
-        and (params.temperature < GREEDY_BELOW or (params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0))
-    )

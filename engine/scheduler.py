@@ -20,6 +20,7 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.policy import POLICIES, WaitingList, order
 from engine.request import Request
+from engine.step_limits import StepLimits
 
 
 @dataclass(slots=True)
@@ -35,6 +36,11 @@ class Slice:
     n: int
     sample: bool
     decode: bool = False
+
+    @property
+    def end(self) -> int:
+        """Tokens of the request behind it: where the token that it samples goes."""
+        return self.start + self.n
 
     @property
     def all_logits(self) -> bool:
@@ -59,6 +65,7 @@ class Plan:
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     admitted_cached: list[int] = field(default_factory=list)  # tokens of each that the prefix cache had
+    short: bool = False  # made ahead, and pages were missing: the next plan must be made with every token known
     steady: int = 0
 
     @property
@@ -82,12 +89,14 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self.config, self.pool = config, pool
+        self.limits = StepLimits(config.token_budget, config.max_batch)
         self.waiting = WaitingList(POLICIES[config.policy])
         self.running: list[Request] = []
         self.shortages = 0  # times that pages were wanted and not there
         self._arrivals = 0
         self._turned_away: Request | None = None  # counted among the shortages already
         self._now_ns = 0
+        self._ahead = False
 
     def add(self, request: Request, now_ns: int) -> None:
         """Put a new request into the queue."""
@@ -100,24 +109,36 @@ class Scheduler:
         """Anything to compute or to admit?"""
         return bool(self.running or self.waiting)
 
-    def schedule(self, now_ns: int) -> Plan:
-        """The next step.  Pages for every token in it are already in the requests' hands."""
+    def schedule(self, now_ns: int, *, ahead: bool = False) -> Plan:
+        """The next step.  Pages for every token in it are already in the requests' hands, and its tokens count as
+        computed from here on.
+
+        ahead: the step before is still under way.  Then nobody is preempted, since what a victim would lose is not
+        known yet: whoever has no page sits this step out, and the plan is ``short``.
+        """
         plan = Plan()
-        self._now_ns = now_ns
-        budget = self.config.token_budget
+        self._now_ns, self._ahead = now_ns, ahead
+        while not ahead and len(self.running) > self.limits.batch:  # which has become smaller
+            self.preempt(self.running[-1], plan)
+        budget = self.limits.budget
         budget -= self._decodes(plan)
         budget -= self._chunks(plan, budget)
         if not plan.preempted:  # what was just taken away must not go to the next in the queue
             budget -= self._admit(plan, budget)
             self._top_up(plan, budget)
+        for piece in plan.slices:
+            piece.request.computed += piece.n
+            piece.request.pending += piece.sample
         return plan
 
     def _decodes(self, plan: Plan) -> int:
         size = self.pool.size
         for request in list(self.running):
             computed = request.computed
-            if len(request.tokens) - computed != 1 or request.state != "running":
+            if len(request.tokens) + request.pending - computed != 1 or request.state != "running":
                 continue
+            if request.pending and request.generated + request.pending >= request.params.max_tokens:
+                continue  # the token under way is its last
             if computed < len(request.blocks) * size or self._grow(request, 1, plan):  # most have room in their page
                 plan.slices.append(Slice(request, computed, 1, True, computed >= len(request.prompt_ids)))
         self._drop_preempted(plan)
@@ -145,7 +166,7 @@ class Scheduler:
 
     @property
     def _may_admit(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.config.max_batch
+        return bool(self.waiting) and len(self.running) < self.limits.batch
 
     @staticmethod
     def _drop_preempted(plan: Plan) -> None:
@@ -205,10 +226,13 @@ class Scheduler:
             budget -= n
 
     def _grow(self, request: Request, n: int, plan: Plan) -> bool:
-        """Pages for ``n`` more tokens, at the cost of those of greater rank if need be; False: it lost its own."""
+        """Pages for ``n`` more tokens, at the cost of those of greater rank if need be; False: not in this step."""
         need = self.pool.pages(request.computed + n) - len(request.blocks)
         while need > self.pool.available:
             self.shortages += 1
+            if self._ahead:
+                plan.short = True
+                return False
             victim = self.running[-1]
             self.preempt(victim, plan)
             if victim is request:
@@ -230,16 +254,16 @@ class Scheduler:
         plan.preempted.append(request)
 
     def commit(self, piece: Slice) -> None:
-        """The tokens of a slice are computed.
+        """The tokens of a slice are computed, and the token that it sampled is known.
 
         Pages that became full enter the prefix index only with a finite sample behind them: until then nobody has
         looked at what they hold.
         """
         request, size = piece.request, self.pool.size
-        request.computed += piece.n
+        request.pending -= piece.sample
         if not self.pool.prefix_cache:
             return
-        while piece.sample and (request.registered + 1) * size <= request.computed:
+        while piece.sample and (request.registered + 1) * size <= piece.start + piece.n:
             page = request.registered
             tokens = request.tokens[page * size : (page + 1) * size]
             request.chain = self.pool.register(request.blocks[page], request.chain, tokens)
@@ -261,8 +285,11 @@ class Scheduler:
         """Broken laws of queue, batch and pool; [] when all hold."""
         wrong = self.pool.violations([request.blocks for request in self.running])
         for request in self.running:
-            if not 0 <= request.computed <= len(request.tokens):
-                wrong.append(f"request {request.id}: computed {request.computed} of {len(request.tokens)} tokens")
+            if not 0 <= request.computed <= len(request.tokens) + request.pending or request.pending < 0:
+                wrong.append(
+                    f"request {request.id}: computed {request.computed} of {len(request.tokens)} tokens, "
+                    f"{request.pending} more under way"
+                )
             if len(request.blocks) < self.pool.pages(request.computed):
                 wrong.append(f"request {request.id}: {len(request.blocks)} pages for {request.computed} tokens")
         if any(request.blocks for request in self.waiting):

@@ -117,7 +117,7 @@ class Shadow:
         if request is None:
             raise RuntimeError("no shadow has begun")
         left = len(request.tokens) - request.computed
-        n = min(left, engine.config.token_budget)
+        n = min(left, engine.scheduler.limits.budget)
         taken = engine.pool.take(engine.pool.pages(request.computed + n) - len(request.blocks))
         if taken is None:  # the pool has become too small for it
             self._forget()

@@ -30,5 +30,6 @@ class EngineStats:
     nonfinite_rows: int = 0
     steps: int = 0
     step_tokens: int = 0
+    void_tokens: int = 0  # computed ahead for requests that turned out to be over
     request_tokens: int = 0
     stall_ns: int = 0

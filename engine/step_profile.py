@@ -43,6 +43,8 @@ class ProfiledStep:
 class Profiler:
     """In the runner's place for ``steps`` steps; ``done`` then has them.  Made and used on the engine thread."""
 
+    launch = None  # a step is timed alone, not beside another
+
     def __init__(self, engine: Engine, steps: int) -> None:
         self._engine, self._inner, self._left = engine, engine.runner, steps
         self._steps: list[ProfiledStep] = []

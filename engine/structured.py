@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -84,14 +85,18 @@ class Grammars:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Read the vocabulary, once; a model without an end-of-text token has no grammars, which ``compile`` says."""
+        """Read the vocabulary, once; where there are no grammars (no end-of-text token, no llguidance), ``compile``
+        says why."""
         with self._lock:
-            if self._library is None and self._shape.eos_token_ids:
+            if self._library is None and self._shape.eos_token_ids and find_spec("llguidance") is not None:
                 self._library = _library_tokenizer(self._tokenizer, self._shape)
 
     def compile(self, schema: str) -> Grammar:
         """schema: a JSON object as text.  Raises GrammarError for what is no schema, or not supported."""
-        from llguidance import LLMatcher
+        try:
+            from llguidance import LLMatcher
+        except ImportError as error:
+            raise GrammarError("structured answers need llguidance, which is not installed here") from error
 
         self.prepare()
         with self._lock:

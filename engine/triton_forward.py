@@ -31,7 +31,8 @@ KvPool = Sequence[tuple[torch.Tensor, torch.Tensor]]
 class Forward:
     """rope: cos and sin, [context, D / 2] fp32.  world: ranks.  processors: of the device, where rows may vary.
 
-    add_up: sums a product over the ranks; None for one rank.
+    add_up: sums a product over the ranks.  put_together: [rows, n] of every rank, side by side, [rows, n world].  None
+    for one rank.
     """
 
     shape: ModelShape
@@ -42,6 +43,7 @@ class Forward:
     world: int = 1
     processors: int = 1
     add_up: Callable[[torch.Tensor], torch.Tensor] | None = None
+    put_together: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __call__(self, layout: Layout, ints: torch.Tensor, kv: KvPool) -> torch.Tensor:
         """Write the step's KV; logits of its samples, [samples, vocabulary] float32.
@@ -49,8 +51,7 @@ class Forward:
         ints: the step's memory (``device_batch``).  kv: keys and values of each layer, [slots, KV heads, D].
         """
         at, weights, eps = layout.views(ints), self.weights, self.shape.rms_eps
-        table = weights.embedding
-        hidden = embed_q8(at["ids"], table, weights.dtype) if isinstance(table, Quantised) else table[at["ids"]]
+        hidden = self._embedded(at["ids"])
         normed = rms_norm(hidden, weights.layers[0].norm1, eps)
         for i, layer in enumerate(weights.layers):
             attended = self._attend(normed, layer, layout, at, kv[i])
@@ -58,7 +59,21 @@ class Forward:
             gated = silu_mul(self._linear(normed, layer.gate_up))
             norm = weights.layers[i + 1].norm1 if i + 1 < len(weights.layers) else weights.norm
             normed = add_rms_norm(self._summed(gated, layer.down), hidden, norm, eps)
-        return self._linear(normed[at["samples"]], weights.head, torch.float32)
+        logits = self._linear(normed[at["samples"]], weights.head, torch.float32)
+        return logits if weights.first is None or self.put_together is None else self.put_together(logits)
+
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding; of a part of the vocabulary, 0 for what is not in it, summed over the ranks."""
+        table, dtype, first = self.weights.embedding, self.weights.dtype, self.weights.first
+        here = ids if first is None else ids - first
+        if first is not None:
+            size = table.outputs if isinstance(table, Quantised) else len(table)
+            inside = (here >= 0) & (here < size)
+            here = torch.where(inside, here, 0)
+        rows = embed_q8(here, table, dtype) if isinstance(table, Quantised) else table[here]
+        if first is None or self.add_up is None:
+            return rows
+        return self.add_up(rows * inside[:, None])
 
     def _attend(
         self,

@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh --dry [--kernels | --model]      the same code with tiny shapes, on the CPU in the interpreter
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONPATH="$PWD" TOKENIZERS_PARALLELISM=false
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false
 case " $* " in
   *" --dry "*) export TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1 ;;
   *) unset TRITON_INTERPRET ;;

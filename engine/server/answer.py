@@ -7,6 +7,7 @@ each has its frames in order, and the answer ends when the last of them has; whe
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import struct
 from typing import Any
@@ -200,6 +201,10 @@ class Answer:
 
     def _failure(self, last: Output) -> ApiError:
         """What the client is told when the engine ended it."""
+        if last.code == names.KV_OOM:
+            after = max(1, math.ceil(self._service.engine.backlog_s()))
+            message = f"{last.error}; try again later."
+            return ApiError(503, message, kind="server_error", code=names.KV_OOM, retry_after=after)
         if last.finish_reason == ERROR or self._service.state is not State.DRAINING:
             message = f"The engine failed: {last.error or last.finish_reason}."
             return ApiError(500, message, kind="server_error", code="engine_error")

@@ -39,7 +39,7 @@ class FromEngine:
     def _families(self, *, zero: bool) -> Iterator[Metric]:
         engine = self._engine
         stats, books = engine.stats(), self._books.read()
-        shadow, laws = engine.shadow, engine.laws
+        shadow, laws, limits = engine.shadow, engine.laws, engine.scheduler.limits
         gauges = (
             (names.M_RUNNING, "Requests that hold KV", stats.running),
             (names.M_WAITING, "Requests in the queue", stats.waiting),
@@ -52,11 +52,8 @@ class FromEngine:
                 "Step time, predicted against measured, running mean",
                 engine.admission.model.error,
             ),
-            (
-                names.M_KERNEL_COMPILE,
-                "Spent on compiling kernels since the start",
-                build.spent_s + sum(getattr(engine.runner, "compile_seconds", {}).values()),
-            ),
+            (names.M_TOKEN_BUDGET, "Most tokens of a step, now", limits.budget),
+            (names.M_BATCH_LIMIT, "Most requests that run, now", limits.batch),
         )
         counters = (
             (names.M_PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache", stats.prefix_queries),
@@ -67,6 +64,8 @@ class FromEngine:
             (names.M_RECOMPUTED, "Tokens computed again after a preemption", stats.recomputed_tokens),
             (names.M_ALLOC_FAILURES, "KV pages were wanted and not there", stats.alloc_failures),
             (names.M_NONFINITE, "Rows whose logits were not finite", stats.nonfinite_rows),
+            (names.M_MEMORY_SHORT, "Steps that the device had no memory for as a whole", limits.shortages),
+            (names.M_VOID, "Tokens computed ahead for requests that turned out to be over", stats.void_tokens),
             (names.M_LAW_CHECKS, "Checks of the conservation laws", laws.checks),
             (names.M_LAW_VIOLATIONS, "Broken laws that the checks found", laws.violations),
             (names.M_SHADOWED, "Answers run again alone and compared", shadow.compared if shadow else 0),
@@ -80,6 +79,13 @@ class FromEngine:
                 if not zero:
                     metric.add_metric(self._values, float(value))
                 yield metric
+        compiled = GaugeMetricFamily(
+            names.M_KERNEL_COMPILE, "Spent on compiling, by kernel, since the start", labels=(*LABELS, "kernel")
+        )
+        seconds = {"native": build.spent_s, **getattr(engine.runner, "compile_seconds", {})}  # native: the forward in C
+        for kernel, spent in ({} if zero else seconds).items():
+            compiled.add_metric((*self._values, kernel), spent)
+        yield compiled
         states = {
             "received": stats.received,
             "finished": stats.finished[STOP] + stats.finished[LENGTH],

@@ -6,11 +6,10 @@ import asyncio
 import dataclasses
 from typing import Final
 
-import pyarrow as pa
 from aiohttp import web
 
 from engine.server.generate import json_headers
-from engine.server.openai_api import bad
+from engine.server.openai_api import ApiError, bad
 from engine.server.responses import dumps
 from engine.server.service import SERVICE
 from engine.step_profile import Profiler
@@ -24,6 +23,12 @@ ARROW_STREAM = "application/vnd.apache.arrow.stream"
 
 async def steps(request: web.Request) -> web.Response:
     """GET /debug/steps?after=N: steps after N (default: all that are kept), an Arrow stream of schema STEPS."""
+    try:
+        import pyarrow as pa  # only where steps are asked for: a server runs without it
+    except ImportError as error:
+        message = "The step log is sent as Arrow, and pyarrow is not installed beside this server."
+        raise ApiError(501, message, kind="server_error", code="not_installed") from error
+
     service = request.app[SERVICE]
     text = request.query.get("after", "-1")
     try:

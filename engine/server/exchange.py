@@ -18,20 +18,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from opentelemetry.trace import Span
-from opentelemetry.util.types import AttributeValue
-
 from engine.phase_clock import PhaseClock
 from engine.request import ABORT, ERROR, Output, Refusal, Request
 from engine.server.choices import Choice
 from engine.server.openai_api import ApiError, Call
 from engine.server.stream import Mailbox
-from engine.server.tracing import RequestTracer, trace_id
 from telemetry import names
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+    from opentelemetry.util.types import AttributeValue
+
     from engine.core import Engine
     from engine.server.metrics import Metrics
+    from engine.server.tracing import RequestTracer
 
 OK_STATUS = 200
 CLIENT_GONE = "client_disconnected"
@@ -232,7 +232,7 @@ class Exchange:
             self._reporter.engine,
         )
         books.closed(outcome)
-        sampled = None if self._span is None else trace_id(self._span)
+        sampled = tracer.trace_id(self._span) if tracer is not None and self._span is not None else None
         last = self.slowest if self.choices else None
         work = last.work if last is not None else None
         if metrics is not None:

@@ -23,20 +23,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
-from opentelemetry.util.types import AttributeValue
 
 from engine.config import EngineConfig
 from engine.server.app import build_app
 from engine.server.generate import StampedRequest
 from engine.server.metrics import Metrics
 from engine.server.service import SERVICE, Limits, Service, State
-from engine.server.tracing import RequestTracer
 from engine.structured import Grammars
 from models.errors import UserError
 from telemetry import names
 
 if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
     from engine.core import Engine
+    from engine.server.tracing import RequestTracer
     from telemetry.spans import SpanProvider
 
 log = logging.getLogger("tailspan.server")
@@ -111,6 +112,7 @@ class Server:
         await web.SockSite(self._runner, self._socket, backlog=1024).start()
 
     def _make_tracer(self, options: ServeOptions, replica: str, port: int) -> RequestTracer:
+        from engine.server.tracing import RequestTracer
         from telemetry.spans import tracer_provider
 
         attributes = {"service.instance.id": replica, names.ATTR_SEMCONV: names.SEMCONV_VERSION}

@@ -23,7 +23,6 @@ from engine.server.exchange import Books, Exchange, Reporter
 from engine.server.openai_api import ApiError
 from engine.server.responses import Voice
 from engine.server.stream import Hop
-from engine.server.tracing import RequestTracer
 from engine.structured import Grammars
 from telemetry import names
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from engine.core import Engine
     from engine.faults import Faults
     from engine.server.metrics import Metrics
+    from engine.server.tracing import RequestTracer
 
 BODY_LIMIT: Final = 4 * 1024 * 1024
 STREAM_LIMIT: Final = 1024 * 1024

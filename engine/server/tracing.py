@@ -3,6 +3,8 @@
 What must hold: one root span per request of any outcome, opened with the time at which the request head was read;
 its children tile it, so that they sum to it exactly; every figure on it is read from the clock.  Unix times are one
 anchor, taken at the start, plus monotonic stamps: a clock that is set in between moves no span.
+
+Imported only where spans are made: a server without them needs no OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -92,6 +94,12 @@ class RequestTracer:
             self._children(span, clock, own)
         span.end(self._anchor + clock.sent_ns)
 
+    @staticmethod
+    def trace_id(span: Span) -> str | None:
+        """Trace id of a sampled span in hex, for exemplars and logs."""
+        context = span.get_span_context()
+        return format_trace_id(context.trace_id) if context.trace_flags.sampled else None
+
     def _children(self, root: Span, clock: PhaseClock, steps: list[StepRecord]) -> None:
         context = set_span_in_context(root)
         chunks, gaps = _chunks(clock, steps), _gaps(clock, steps)
@@ -112,12 +120,6 @@ class RequestTracer:
                 if tile.start_ns < at <= tile.end_ns:
                     child.add_event(name, more, self._anchor + at)
             child.end(self._anchor + tile.end_ns)
-
-
-def trace_id(span: Span) -> str | None:
-    """Trace id of a sampled span in hex, for exemplars and logs."""
-    context = span.get_span_context()
-    return format_trace_id(context.trace_id) if context.trace_flags.sampled else None
 
 
 def clock_attributes(clock: PhaseClock) -> dict[str, AttributeValue]:

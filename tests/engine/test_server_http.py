@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from engine.flight import DeviceFull
 from engine.server.lifecycle import Server
 from engine.server.service import Limits
 from models.tiny import write_tiny
@@ -256,6 +257,40 @@ def test_a_failed_step_is_a_500_streamed_or_not() -> None:
             engine.runner = inner
             assert (await http.post("/v1/chat/completions", json=greedy())).status == 200
             assert server.service.books.outcomes == {"500": 2, "200": 1}
+            assert engine.integrity() == []
+
+    asyncio.run(go())
+
+
+def test_a_device_without_memory_is_a_503_that_says_so_and_when_to_come_back() -> None:
+    async def go() -> None:
+        async with serving() as server, client(server) as http:
+            engine = server.service.engine
+            inner = engine.runner
+
+            class Full:
+                kv_blocks, max_context = inner.kv_blocks, inner.max_context
+                divided_steps = 0
+
+                def forward(self, slices: Any) -> Any:
+                    self.divided_steps += 1
+                    raise DeviceFull("no memory for a step of 5 tokens")
+
+            engine.runner = Full()
+            answer = await http.post("/v1/chat/completions", json=greedy(), headers=ASK)
+            body = await answer.json()
+            assert answer.status == 503 and int(answer.headers["Retry-After"]) >= 1
+            assert body["error"]["code"] == "kv_oom" and "no memory for a step" in body["error"]["message"]
+            check_account(body["tailspan"])
+            stream = await read_stream(await http.post("/v1/chat/completions", json=greedy(stream=True)))
+            assert stream.chunks[-1]["error"]["code"] == "kv_oom"
+            engine.runner = inner
+            assert (await http.post("/v1/chat/completions", json=greedy())).status == 200
+            assert server.service.books.outcomes == {"503": 2, "200": 1}
+            text = await (await http.get("/metrics")).text()
+            found = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if line[:1] != "#"}
+            assert found["tailspan_device_memory_shortages_total"] == 2
+            assert found["tailspan_token_budget"] < engine.config.token_budget
             assert engine.integrity() == []
 
     asyncio.run(go())

@@ -52,6 +52,11 @@ def test_everything_is_counted_once() -> None:
             again = values(parse_text(await (await http.get("/metrics")).text()))
             found = values(parse_text(text))
             engine = server.service.engine
+            assert found[names.M_KERNEL_COMPILE, ("native",)] >= 0
+            engine.runner.compile_seconds = {"gemm_q4": 1.5, "sample": 0.25}  # as a runner with kernels has them
+            compiled = values(parse_text(await (await http.get("/metrics")).text()))
+            assert compiled[names.M_KERNEL_COMPILE, ("gemm_q4",)] == 1.5
+            assert compiled[names.M_KERNEL_COMPILE, ("sample",)] == 0.25
             steps = engine.steps.since(-1)
             assert found[names.M_SERVER_REQUESTS + "_total", ("200",)] == 3
             assert found[names.M_SERVER_REQUESTS + "_total", ("400",)] == 1

@@ -21,6 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 try:
     importlib.import_module("triton.experimental.gluon")  # looks at it too; the first launch would import it
 
+    import engine.kernels.feed
     import engine.kernels.gemm_quant
     import engine.kernels.gemm_small_m
     import engine.kernels.norm

@@ -10,7 +10,8 @@ and must fail.  What is listed here is what the suite is known to see:
     read; a rotation the wrong way round; slot 0 taken for padding; padding that writes; a mean over the padded width;
     a group's scale with the wrong stride; the low group's minimum for the high one; a gate with the wrong sign; noise
     keyed by the block and not the token; noise that forgets the position; a Q8 row's scale of another row; a shard of
-    the wrong rows; a bias left out; a draft taken for another token.
+    the wrong rows; a bias left out; a draft taken for another token; the wrong one of the tokens drawn last, one of
+    another request, and ids filled in that are not the step's.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _ATTENTION = "tests/kernels/test_attention.py::"
 _SIMPLE = "tests/kernels/test_elementwise.py::"
 _GEMM = "tests/kernels/test_gemm.py::"
 _SAMPLE = "tests/kernels/test_sample.py::"
+_FEED = "tests/kernels/test_feed.py::"
 
 MUTATIONS = (
     Mutation(
@@ -190,6 +192,27 @@ MUTATIONS = (
         "step = (tl.load(position + row) + 1)",
         "step = (tl.load(position + row) * 0 + 1)",
         _SAMPLE + "test_the_tokens_are_those_of_the_cpu_path",
+    ),
+    Mutation(
+        "the wrong one of the tokens drawn last",
+        "engine/kernels/feed.py",
+        "drawn + (-1 - token)",
+        "drawn + (0 - token)",
+        _FEED + "test_open_ids_become_the_tokens_drawn_last_and_known_ones_stay",
+    ),
+    Mutation(
+        "ids behind the last one are filled in",
+        "engine/kernels/feed.py",
+        "open_ = token < 0",
+        "open_ = tl.load(ids + at) < 0",
+        _FEED + "test_open_ids_become_the_tokens_drawn_last_and_known_ones_stay",
+    ),
+    Mutation(
+        "a token fed to another request's row",
+        "engine/runner_triton.py",
+        "{one.request: row for row, one in enumerate(sampling)}",
+        "{one.request: max(0, row - 1) for row, one in enumerate(sampling)}",
+        _FEED + "test_the_tokens_are_those_of_steps_one_after_the_other",
     ),
     Mutation(
         "padding that writes to slot 0",

@@ -10,7 +10,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device_weights import Shard, load_weights
-from engine.runner_triton import TritonRunner, make_triton_runner
+from engine.kernels.linear import linear
+from engine.runner_triton import TritonRunner, limits_of, make_triton_runner
+from engine.triton_forward import Forward
 from models.errors import UserError
 from models.store import LoadedModel, load
 from models.tiny import write_tiny
@@ -43,6 +45,8 @@ def test_two_ranks_give_the_tokens_of_one(tiny: LoadedModel, two_ranks: TritonRu
         tokens.append([answer.tokens for answer in answers])
     assert tokens[0] == tokens[1]
     assert two_ranks._kv[0][0].shape[1] == 1  # one of the two KV heads lies here
+    table = two_ranks._forward.weights.embedding
+    assert isinstance(table, torch.Tensor) and len(table) == 150  # and half of the vocabulary
 
 
 def test_shards_are_parts_of_the_whole(tiny: LoadedModel) -> None:
@@ -64,6 +68,25 @@ def test_shards_are_parts_of_the_whole(tiny: LoadedModel) -> None:
         assert torch.equal(
             torch.cat([torch.cat(pair) for pair in zip(*gates, strict=True)]), torch.as_tensor(mine.gate_up)
         )
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_embedding_and_head_are_cut_by_vocabulary_where_that_goes(tmp_path: Path, tiny: LoadedModel, kind: str) -> None:
+    """Tokens of both parts: rows that are exactly the whole's, logits one behind the other."""
+    cpu, ids = torch.device("cpu"), torch.tensor([0, 149, 150, 299, 7], dtype=torch.int32)
+    whole, *parts = (load_weights(tiny.weights, tiny.shape, kind, cpu, s) for s in (Shard(), Shard(0, 2), Shard(1, 2)))
+    assert [one.first for one in (whole, *parts)] == [None, 0, 150]
+    limits = limits_of(tiny.shape, EngineConfig(**SETTINGS), 256)
+    rope = torch.zeros(256, 8), torch.zeros(256, 8)
+    # every rank's contribution, summed here in place of the all-reduce
+    made = [Forward(tiny.shape, w, rope, limits, world=2, add_up=lambda x: x)._embedded(ids) for w in parts]
+    assert torch.equal(made[0] + made[1], Forward(tiny.shape, whole, rope, limits)._embedded(ids))
+    hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).to(whole.dtype)
+    logits = [linear(hidden, w.head, invariant=True, dtype=torch.float32) for w in (whole, *parts)]
+    assert torch.allclose(torch.cat(logits[1:], dim=1), logits[0], rtol=1e-5, atol=1e-6)
+    odd = load(str(write_tiny(tmp_path, hidden=64, n_heads=4, n_kv_heads=2, vocab=301, max_context=64)))
+    uneven = load_weights(odd.weights, odd.shape, kind, cpu, Shard(1, 2))
+    assert uneven.first is None and uneven.bytes > parts[1].bytes
 
 
 def test_heads_that_cannot_be_shared_out_are_refused(tiny: LoadedModel) -> None:

@@ -143,10 +143,19 @@ def test_a_step_without_memory_runs_in_halves(tiny: LoadedModel, monkeypatch: py
         return compute(layout, ints)
 
     monkeypatch.setattr(runner, "_compute", poor)
+    limits = driven.engine.scheduler.limits
     answers = [driven.submit(prompt) for prompt in PROMPTS]
     driven.run()
     assert runner.divided_steps > 0
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+    # what the device cannot bear is not planned again: 48 tokens did not fit, then 20 did not
+    assert (limits.shortages, limits.budget) == (1, 24)
+    for k in range(2):
+        divided = runner.divided_steps
+        again = driven.submit(list(range(40 + k, 60 + k)), max_tokens=1)
+        driven.run()
+        assert len(again.tokens) == 1 and (limits.shortages, limits.budget) == (2, 10)
+    assert runner.divided_steps == divided
 
 
 def test_memory_that_cannot_be_had_at_all_fails_the_request_and_the_engine_goes_on(
@@ -161,7 +170,7 @@ def test_memory_that_cannot_be_had_at_all_fails_the_request_and_the_engine_goes_
         patch.setattr(driven.runner, "_compute", none)
         answer = driven.submit(PROMPTS[0])
         driven.run()
-    assert answer.error is not None
+    assert answer.error is not None and answer.outputs[-1].code == "kv_oom"
     after = driven.submit(PROMPTS[0])
     driven.run()
     assert len(after.tokens) == 6

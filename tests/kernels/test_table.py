@@ -43,7 +43,7 @@ def test_every_configuration_in_the_table_keeps_the_rules() -> None:
     kernels = {name.split(" ", 1)[0] for name in rows}
     assert kernels == {
         "rms_norm", "rope_and_cache", "paged_prefill", "paged_decode", "decode_reduce", "silu_mul", "gemm_small_m",
-        "gemm_q8", "gemm_q4", "embed_q8", "sample",
+        "gemm_q8", "gemm_q4", "embed_q8", "sample", "feed",
     }  # fmt: skip
     assert {key for row in rows.values() for key in row} == {"source", "sm_80", "sm_90", "sm_100"}
     for name, row in rows.items():

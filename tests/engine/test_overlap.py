@@ -253,7 +253,7 @@ def overlapped(rig: VirtualEngine) -> VirtualEngine:
 
 def test_steps_tile_the_time_and_every_phase_can_be_rebuilt_from_the_log(tiny: LoadedModel) -> None:
     options: dict[str, Any] = {"kv_blocks": 14, "max_batch": 6, "token_budget": 24, "seed": 1}
-    rig = overlapped(virtual(tiny, flat(0.010, per_token=3e-4), **options))
+    rig = overlapped(virtual(tiny, flat(0.010, per_token=3e-4), leaping=False, **options))
     rig.feed(arrivals(1, 120, 60 * MS, prompt=80, output=90))
     rig.run()
     records = rig.engine.steps.since(-1)
@@ -272,7 +272,7 @@ def test_the_host_is_out_of_the_way_of_the_device(tiny: LoadedModel) -> None:
     """Three requests, all at once: 1 ms of host and 10 ms of device a step, behind one another or beside."""
     took = []
     for overlap in (False, True):
-        rig = overlapped(virtual(tiny, flat(0.010), max_batch=4))
+        rig = overlapped(virtual(tiny, flat(0.010), leaping=False, max_batch=4))
         runner = rig.engine.runner
         assert isinstance(runner, Simulated)
         runner.feeds, runner.host_ns = overlap, MS

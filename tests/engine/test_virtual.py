@@ -35,11 +35,17 @@ def flat(seconds: float, *, gap_s: float = 0.0, noise: Noise | None = None, per_
 
 
 def virtual(
-    model: LoadedModel, fit: StepFit | None = None, *, gap_ns: int = 0, seed: int = 0, **options: Any
+    model: LoadedModel,
+    fit: StepFit | None = None,
+    *,
+    gap_ns: int = 0,
+    seed: int = 0,
+    leaping: bool = True,
+    **options: Any,
 ) -> VirtualEngine:
     settings = {"backend": "simulated", "device": "H100", "kv_blocks": 64, "token_budget": 64, **options}
     what = Simulation(model, DEVICES["H100"], "bf16", fit, seed)
-    return VirtualEngine(EngineConfig(**settings), what, gap_ns=gap_ns, keep=True)
+    return VirtualEngine(EngineConfig(**settings), what, gap_ns=gap_ns, keep=True, leaping=leaping)
 
 
 def arrivals(seed: int, n: int, mean_gap_ns: int, **sizes: int) -> Iterator[Arrival]:

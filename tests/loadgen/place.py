@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,4 +110,9 @@ def chats(stub: StubThread) -> list[Request]:
 
 def children(process: subprocess.Popen[str], word: str) -> list[psutil.Process]:
     """Descendants whose command line has this word."""
-    return [child for child in psutil.Process(process.pid).children(recursive=True) if word in child.cmdline()]
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # builders end while they are looked at
+            if word in child.cmdline():
+                found.append(child)
+    return found

@@ -19,11 +19,11 @@ from tests.loadgen.stub import Request, Step, StubThread, answer, plain
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
-#: Generous: these tests share two slow cores, and what they ask is not how fast.
+#: Generous: these tests share two slow cores, and what they ask is not how fast (a sender may be 2 s late).
 SLO = """
 name: test
 classes:
-  default: {ttft: {base_s: 20}, gap_s: 20}
+  default: {ttft: {base_s: 200}, gap_s: 200}
 objectives: [goodput >= 90 %]
 """
 LENGTH = 3.0  # seconds of the trace below

@@ -147,7 +147,7 @@ def test_a_worker_without_our_disk_sends_its_part_and_ships_its_rows(place: Plac
         place.started.append(far)
         out, err = run.communicate(timeout=WAIT_S)
         far.communicate(timeout=WAIT_S)
-    assert run.returncode == 0, err
+    assert run.returncode == 0, f"{json.loads(out)['validity']}\n{err}"
     assert json.loads(out)["labels"][names.GOOD] == COUNT
     bundle = place.bundle()
     rows = bundle.table("requests").to_pylist()

@@ -18,6 +18,7 @@ import marshal
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -112,6 +113,9 @@ class Builder(Frames):
         assert self._process.stdout is not None
         super().__init__(os.dup(self._process.stdout.fileno()), count)
         self._process.stdout.close()
+        # Its end is taken note of at once: until then a builder that has done its work stays in the process table.
+        self._reaper = threading.Thread(target=self._process.wait, name="builder", daemon=True)
+        self._reaper.start()
 
     @property
     def pid(self) -> int:
@@ -121,7 +125,7 @@ class Builder(Frames):
         """End the builder, whatever it is at."""
         super().close()
         self._process.kill()
-        self._process.wait()
+        self._reaper.join()
 
 
 def frame(content: tuple[Any, ...] | dict[str, str | None]) -> bytes:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from tests.loadgen.stub import Request, Step, StubThread, answer, plain
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
-#: Generous: these tests share two slow cores, and what they ask is not how fast.
+#: Generous: these tests share two slow cores, and what they ask is not how fast (a sender may be 2 s late).
 SLO = """
 name: test
 classes:
-  default: {ttft: {base_s: 20}, gap_s: 20}
+  default: {ttft: {base_s: 200}, gap_s: 200}
 objectives: [goodput >= 90 %]
 """
 LENGTH = 3.0  # seconds of the trace below
@@ -109,4 +110,9 @@ def chats(stub: StubThread) -> list[Request]:
 
 def children(process: subprocess.Popen[str], word: str) -> list[psutil.Process]:
     """Descendants whose command line has this word."""
-    return [child for child in psutil.Process(process.pid).children(recursive=True) if word in child.cmdline()]
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # builders end while they are looked at
+            if word in child.cmdline():
+                found.append(child)
+    return found

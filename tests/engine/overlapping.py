@@ -99,7 +99,7 @@ class Simulated(SimulatedRunner):
 
     def launch(self, slices: Sequence[Slice]) -> Read:
         self._clock.wait_until(self._clock() + self.host_ns)
-        self._free_ns = max(self._free_ns, self._clock()) + self._times.next_ns(load_of(slices))
+        self._free_ns = max(self._free_ns, self._clock()) + self.times.next_ns(load_of(slices))
         ready = self._free_ns
         sampling = []
         for one in slices:

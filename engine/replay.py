@@ -43,7 +43,9 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class EngineTwin:
-    """The engine as a function; it keeps nothing."""
+    """The engine as a function; it keeps nothing.  leaping: see ``engine.virtual.VirtualEngine``."""
+
+    leaping: bool = True
 
     def replay(self, load: TwinLoad, setting: TwinSetting, *, steps: bool = False, tokens: bool = False) -> TwinRun:
         """See ``telemetry.twin.Twin.replay``."""
@@ -55,6 +57,7 @@ class EngineTwin:
             gap_ns=round(what.fit.gap_s * _NS) if what.fit is not None else 0,
             pauses=tuple((round(at * _NS), round(length * _NS)) for at, length in setting.pauses),
             token_steps=tokens,
+            leaping=self.leaping,
         )
         if load.cached_tokens is not None:
             _tell_hits(rig, load.cached_tokens.tolist())

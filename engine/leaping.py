@@ -163,9 +163,9 @@ class CohortCommit(Commit):
         if engine.tokens_seen or not params.ignore_eos or params.stop_token_ids:
             drawn = engine.runner.draw_ahead(request, left)
             ends = [*params.stop_token_ids, *(() if params.ignore_eos else engine.end_tokens)]
-            stops = np.flatnonzero(np.isin(drawn, ends)) if ends else ()
-            if len(stops):
-                left, reason = int(stops[0]) + 1, STOP
+            stops = np.flatnonzero(np.isin(drawn, ends)).tolist() if ends else []
+            if stops:
+                left, reason = stops[0] + 1, STOP
             ahead = drawn[:left].tolist()
         engine.scheduler.seat(request, left, reason, ahead)
 

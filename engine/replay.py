@@ -45,7 +45,9 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class EngineTwin:
-    """The engine as a function; it keeps nothing."""
+    """The engine as a function; it keeps nothing.  leaping: see ``engine.virtual.VirtualEngine``."""
+
+    leaping: bool = True
 
     def account(self, setting: TwinSetting) -> TwinAccount:
         """See ``telemetry.twin.Twin.account``."""
@@ -70,7 +72,7 @@ class EngineTwin:
             gap_ns=round(what.fit.gap_s * _NS) if what.fit is not None else 0,
             pauses=tuple((round(at * _NS), round(length * _NS)) for at, length in setting.pauses),
             token_steps=tokens,
-            leaping=not setting.compile_s,
+            leaping=self.leaping and not setting.compile_s,
         )
         if setting.compile_s:
             cold = ColdRunner(rig.engine.runner, rig.clock, round(setting.cold_at_s * _NS), setting.compile_s)

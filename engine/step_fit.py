@@ -81,10 +81,10 @@ class StepFit:
     def decodes(self, batch: int, contexts: Floats) -> Floats:
         """Seconds of steps that decode ``batch`` sequences each; contexts: tokens with KV of each step."""
         total: Floats = np.zeros(len(contexts))
-        steady = _features(StepLoad(0, batch, 0, batch, 0))[:-2]
-        for coefficient, value in zip(self.coefficients, (*steady, contexts, contexts), strict=True):
+        *steady, by_context, by_pair = self.coefficients
+        for coefficient, value in zip(steady, _features(StepLoad(0, batch, 0, batch, 0))[:-2], strict=True):
             total = total + coefficient * value
-        return total
+        return total + by_context * contexts + by_pair * contexts
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

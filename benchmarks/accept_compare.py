@@ -198,7 +198,7 @@ def report(rows: list[Any], fit: dict[str, Any], full: float, options: argparse.
     """As Markdown."""
     noise = fit["noise"]
     lines = [
-        "| utilisation | K | 10 % slower prefill found | A/A alarms | 95 % upper bound | with the tolerance | five pairs "
+        "| utilisation | K | 10 % slower prefill found | A/A alarms | 95 % bound | with the tolerance | five pairs "
         "| one pair | two windows |",
         "|---" * 9 + "|",
     ]

@@ -10,7 +10,7 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-virtual-speed bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults clean
+	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,7 +71,7 @@ bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor a
 	@echo "== quiet the machine first; peers are installed into build/peers once (8 GB, minutes more; inference-perf needs a Python 3.12)"
 	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries accept-faults ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries accept-faults accept-compare accept-why ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -119,6 +119,14 @@ accept-remote: $(VENV)/.run ## a worker behind a line that delays, loses and bre
 accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first figure under 2 s, every filter under 1 s; 3 minutes
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_pages --requests $(REQUESTS)
+
+PAIRS ?= 2000
+accept-compare: $(VENV)/.run ## PAIRS (2000) unchanged pairs at three loads in virtual time: false alarms, power, K; hours
+	@$(BIN)/python -m benchmarks.accept_compare --pairs $(PAIRS) --out build/accept-compare.md
+
+accept-why: $(VENV)/.run ## compare and explain on REQUESTS (1000000) a side: under 10 s, under 60 s, under 4 GB
+	@echo "== quiet the machine first"
+	@$(BIN)/python -m benchmarks.accept_why --requests $(REQUESTS)
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -13,7 +13,18 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry import burn_rate, canary_estimate, canary_report, latency, names, outcomes, retries, stats, validity
+from telemetry import (
+    burn_rate,
+    canary_estimate,
+    canary_report,
+    latency,
+    names,
+    outcomes,
+    retries,
+    stats,
+    validity,
+    wrong_cause,
+)
 from telemetry.bundle import INTERRUPTED, Bundle
 from telemetry.judged import Judged, decide, judge_objective
 from telemetry.objective import BROKEN, GOODPUT, HELD, UNDECIDED, Objective
@@ -127,6 +138,7 @@ class Summary:
     fluidity: dict[str, float] | None
     canaries: canary_estimate.Estimate | None
     canary_report: canary_report.CanaryReport | None  # of canaries mixed into the load
+    wrong_cause: wrong_cause.WrongCause  # what kind of wrong it looks like, and where to look
     worst: tuple[Request, ...]
     retries: retries.Retries | None  # of a plan with patience
     open_loop: bool
@@ -191,6 +203,7 @@ def summarize(bundle: Bundle, slo: Slo) -> Summary:
         fluidity=_fluidity(verdicts),
         canaries=canary_estimate.estimate(requests, verdicts),
         canary_report=report,
+        wrong_cause=wrong_cause.cause(requests, report),
         worst=_worst(requests, verdicts),
         retries=retries.of_attempts(bundle.table("attempts", retries.COLUMNS)),
         open_loop=bool(bundle.manifest.get("open_loop", True)),

@@ -1,8 +1,9 @@
 """What users who try again did to the load, from the attempts of a run.
 
 Amplification is attempts sent per logical request.  The time to recover runs from the first attempt that failed in a
-way that was retried to the end of the last one; there is none where attempts still failed in the last RECENT part of the
-load: that a storm ends when nobody new comes is no recovery.  Must always hold: figures come from rows, and a run without attempts has none.
+way that was retried to the end of the last one; there is none where attempts still failed in the last RECENT part of
+the load: that a storm ends when nobody new comes is no recovery.  Must always hold: figures come from rows, and a run
+without attempts has none.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from loadgen.canaries.client import Client
 from loadgen.canaries.file import CanaryFile
 from loadgen.canaries.record import record
 from loadgen.canaries.watch import CanaryWatch
+from loadgen.live import Live
 from telemetry import canary_report, names, slo
 from telemetry.bundle import Bundle
 from tests.bundles import answered_row, dropped_row
@@ -107,3 +108,20 @@ def test_values_that_are_not_finite_and_errors_of_the_server_are_found(
     calm = [{**one, "value": 2.0} for one in counted]
     rows = [row(n, recorded, client.target) for n in range(6)]
     assert "non-finite" not in found(closed(tmp_path / "c", recorded, client, rows, series=calm))
+
+
+def test_the_alarm_comes_while_the_rows_do(tmp_path: Path, trusted: tuple[Client, CanaryFile]) -> None:
+    client, recorded = trusted
+    bundle = Bundle.create(tmp_path, {}, scheduled=40)
+    watch = CanaryWatch(recorded)
+    live = Live(bundle, POLICY, 40, watch)
+    alarms = []
+    with bundle.writer("requests", "w") as writer:
+        for n in range(12):
+            writer.append([row(n, recorded, client.target, broken=n >= 6), answered_row(20 + n, n * 0.1)])
+            writer.flush()
+            live.update()
+            alarms.append(watch.alarm)
+    assert alarms[:7] == [None] * 7 and alarms[7:] == ["broken"] * 5  # at the second of those that broke in mid-run
+    assert watch.asked == 12 and watch.broken.alarm_at == 8
+    assert sum(live.counts.values()) == 24

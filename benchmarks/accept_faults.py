@@ -108,7 +108,7 @@ def real(options: argparse.Namespace, folder: Path) -> Iterator[Called]:
     with serving(folder / "server.log", *words) as server:
         canaries = options.canaries or folder / "canaries.json"
         if options.canaries is None:
-            recording = ["--runs", "4", "--tokens", "16", "-o", str(canaries)]
+            recording = ["--runs", "4", "--tokens", "24", "-o", str(canaries)]
             subprocess.run([*TAILSPAN, "canaries", "record", "--target", server.url, *recording], check=True)
         mix = ["--canaries", str(canaries), "--canary-share", str(options.canary_share)]
         cases: list[tuple[dict[str, Any] | None, str]] = [(None, NONE)] * options.healthy

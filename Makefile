@@ -10,7 +10,7 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-virtual-speed bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why clean
+	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why accept-infrastructure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,7 +71,7 @@ bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor a
 	@echo "== quiet the machine first; peers are installed into build/peers once (8 GB, minutes more; inference-perf needs a Python 3.12)"
 	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries accept-faults accept-compare accept-why ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries accept-faults accept-compare accept-why accept-infrastructure ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -86,6 +86,9 @@ accept-canaries: $(VENV)/.run ## the engine's faults against recorded canaries: 
 accept-faults: $(VENV)/.run ## each fault under load on the real engine, then on the simulated one with 5 seeds; 20 to 60 minutes
 	@$(BIN)/python -m benchmarks.accept_faults
 	@$(BIN)/python -m benchmarks.accept_faults --simulated
+
+accept-infrastructure: $(VENV)/.run ## overload, KV cut, queue limit, cut streams, a hang and the retry storm on a simulated engine; 6 minutes
+	@$(BIN)/python -m benchmarks.accept_infrastructure
 
 CONFORMANCE ?= 400
 accept-conformance: $(VENV)/.run ## schemathesis against the server, CONFORMANCE (400) requests an operation; about 10 minutes

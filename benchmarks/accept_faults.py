@@ -1,6 +1,7 @@
 """Each fault of the engine under load: is the run called wrong, and with the right kind?
 
-Usage: python -m benchmarks.accept_faults [--model smollm2] [--canaries FILE] [--fault NAME …] [--healthy 3]
+Usage: python -m benchmarks.accept_faults [--model smollm2] [--canaries FILE] [--fault NAME …] [--healthy 4]
+           [--requests 300] [--canary-share 0.1]
        python -m benchmarks.accept_faults --simulated [--seeds 5]
 Real: one engine with ``--enable-faults``; canaries are recorded on it while it is healthy (or read from a file), then
 each fault is put in force and ``tailspan run`` sends about 300 requests of at most 96 tokens in and 24 out, a tenth of
@@ -64,11 +65,11 @@ class Called:
     took_s: float
 
 
-def write_trace(path: Path, seed: int, rate: float) -> None:
-    """REQUESTS arrivals of a Poisson process in Azure's columns."""
+def write_trace(path: Path, seed: int, rate: float, requests: int) -> None:
+    """Arrivals of a Poisson process in Azure's columns."""
     draw = random.Random(seed)
     at, lines = 0.0, ["TIMESTAMP,ContextTokens,GeneratedTokens"]
-    for _ in range(REQUESTS):
+    for _ in range(requests):
         at += draw.expovariate(rate)
         minute, second = divmod(at, 60)
         inputs, outputs = draw.randint(48, LONGEST_IN), draw.randint(8, LONGEST_OUT)
@@ -107,14 +108,14 @@ def real(options: argparse.Namespace, folder: Path) -> Iterator[Called]:
     with serving(folder / "server.log", *words) as server:
         canaries = options.canaries or folder / "canaries.json"
         if options.canaries is None:
-            recording = ["--runs", "4", "--tokens", "16", "-o", str(canaries)]
+            recording = ["--runs", "4", "--tokens", "24", "-o", str(canaries)]
             subprocess.run([*TAILSPAN, "canaries", "record", "--target", server.url, *recording], check=True)
-        mix = ["--canaries", str(canaries), "--canary-share", str(CANARY_SHARE)]
+        mix = ["--canaries", str(canaries), "--canary-share", str(options.canary_share)]
         cases: list[tuple[dict[str, Any] | None, str]] = [(None, NONE)] * options.healthy
         cases += [case for case in REAL if not options.fault or case[0]["name"] in options.fault]
         for seed, (fault, expected) in enumerate(cases):
             trace = folder / f"trace-{seed}.csv"
-            write_trace(trace, seed, RATE)
+            write_trace(trace, seed, RATE, options.requests)
             began = time.monotonic()
             with server.fault(fault):
                 bundle = run(server, folder, trace, options.model, *mix, "--seed", str(seed))
@@ -127,7 +128,7 @@ def simulated(options: argparse.Namespace, folder: Path) -> Iterator[Called]:
     with serving(folder / "server.log", *words) as server:
         for seed in range(options.seeds):
             trace = folder / f"trace-{seed}.csv"
-            write_trace(trace, 100 + seed, 4 * RATE)
+            write_trace(trace, 100 + seed, 4 * RATE, options.requests)
             cases: Sequence[tuple[dict[str, Any] | None, str]] = ((None, NONE), *SIMULATED)
             for fault, expected in cases:
                 if fault is not None and options.fault and fault["name"] not in options.fault:
@@ -157,6 +158,8 @@ def main() -> int:
     parser.add_argument("--fault", nargs="*", help="only these")
     parser.add_argument("--healthy", type=int, default=4, help="runs of the healthy engine")
     parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="of the load, in each run")
+    parser.add_argument("--canary-share", type=float, default=CANARY_SHARE)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("build/accept-faults"))
     options = parser.parse_args()

@@ -32,12 +32,16 @@ class FaultyServer:
     def fault(self, body: Mapping[str, Any] | None) -> Iterator[None]:
         """With a fault in force (as /debug/faults takes it); None: healthy."""
         if body is not None:
-            self._ask("PUT", body)
+            self.put(body)
         try:
             yield
         finally:
             if body is not None:
                 self._ask("DELETE", None)
+
+    def put(self, body: Mapping[str, Any]) -> None:
+        """A fault that stays in force to the end."""
+        self._ask("PUT", body)
 
     def _ask(self, method: str, body: Mapping[str, Any] | None) -> None:
         data = None if body is None else json.dumps(body).encode()

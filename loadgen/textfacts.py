@@ -10,7 +10,7 @@ Owns the definition of `repeat_share`, the score of a text that fell into a loop
 * `repeat_share` = characters of the longest run / max(characters of the tail, 200).  A text under 200 characters
   thus scores low, unless it is nothing but one unit begun at least eight times: then the score is 1.
 
-`dominance` is the share of the commonest token, by the chunks as they came or by our own count, whichever is more: a
+`dominance` is the share of the commonest token, by the chunks as they came or, where these are few, by our own count: a
 text of one token alone scores 1, long before it is long enough to be a loop.  `sketch` counts what a text is made of
 in a few bins, so that two runs can be compared without keeping a text.
 
@@ -35,6 +35,7 @@ MIN_COPIES: Final = 3
 DEGENERATE_COPIES: Final = 8
 DOMINANCE_TOKENS: Final = 16  # fewer tokens say nothing of the commonest
 BINS: Final = 16
+SKETCH_BYTES: Final = 1024
 _ANCHOR: Final = 16  # a run shorter than this cannot matter against TAIL_CHARS
 
 
@@ -97,15 +98,16 @@ def text_facts(
 
 
 def dominance(pieces: Sequence[str], ids: Sequence[int]) -> float | None:
-    """The share of the commonest chunk, or of the commonest token; None where neither are enough to say."""
-    shares = [max(Counter(parts).values()) / len(parts) for parts in (pieces, ids) if len(parts) >= DOMINANCE_TOKENS]
-    return max(shares, default=None)
+    """The share of the commonest chunk, of the commonest token where chunks are few; None where both are."""
+    parts: Sequence[str | int] = pieces if len(pieces) >= DOMINANCE_TOKENS else ids
+    return max(Counter(parts).values()) / len(parts) if len(parts) >= DOMINANCE_TOKENS else None
 
 
 def sketch(text: str) -> list[int]:
-    """The UTF-8 bytes of a text counted in BINS bins by their last four bits; cheap enough for every prompt."""
+    """UTF-8 bytes of a text, evenly chosen from a long one, counted in BINS bins by their last four bits."""
     data = np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
-    return list(np.bincount(data % BINS, minlength=BINS).tolist())
+    chosen = data[:: len(data) // SKETCH_BYTES + 1]
+    return list(np.bincount(chosen % BINS, minlength=BINS).tolist())
 
 
 def matches(text: str, answer: str) -> bool:

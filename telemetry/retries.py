@@ -1,8 +1,9 @@
 """What users who try again did to the load, from the attempts of a run.
 
 Amplification is attempts sent per logical request.  The time to recover runs from the first attempt that failed in a
-way that was retried to the end of the last one; it is unknown while attempts still fail in the last RECENT part of the
-run.  Must always hold: figures come from rows, and a run without attempts has none.
+way that was retried to the end of the last one; there is none where attempts still failed in the last RECENT part of
+the load: that a storm ends when nobody new comes is no recovery.  Must always hold: figures come from rows, and a run
+without attempts has none.
 """
 
 from __future__ import annotations
@@ -73,9 +74,8 @@ def of_attempts(attempts: pa.Table) -> Retries | None:
     if failed.num_rows:
         first = float(pc.min(failed.column("due_s")).as_py())
         last = float(pc.max(failed.column("end_s")).as_py())
-        end = float(pc.max(attempts.column("end_s")).as_py())
-        begin = float(pc.min(attempts.column("due_s")).as_py())
-        still = last > end - RECENT * (end - begin) and last >= float(pc.max(answered.column("end_s")).as_py() or begin)
+        moments = pc.min_max(attempts.filter(pc.equal(attempts.column("attempt"), 0)).column("due_s")).as_py()
+        still = last > moments["max"] - RECENT * (moments["max"] - moments["min"])
         recovery = None if still else last - first
     return Retries(
         requests=int(requests),

@@ -26,6 +26,7 @@ from telemetry import (
     retries,
     stats,
     validity,
+    wrong_cause,
 )
 from telemetry.adapters.means import ServerAccount, accounts
 from telemetry.bundle import INTERRUPTED, Bundle
@@ -141,6 +142,7 @@ class Summary:
     fluidity: dict[str, float] | None
     canaries: canary_estimate.Estimate | None
     canary_report: canary_report.CanaryReport | None  # of canaries mixed into the load
+    wrong_cause: wrong_cause.WrongCause  # what kind of wrong it looks like, and where to look
     worst: tuple[Request, ...]
     retries: retries.Retries | None  # of a plan with patience
     open_loop: bool
@@ -207,6 +209,7 @@ def summarize(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Summar
         fluidity=_fluidity(verdicts),
         canaries=canary_estimate.estimate(requests, verdicts),
         canary_report=report,
+        wrong_cause=wrong_cause.cause(requests, report),
         worst=_worst(requests, verdicts),
         retries=retries.of_attempts(bundle.table("attempts", retries.COLUMNS)),
         open_loop=bool(bundle.manifest.get("open_loop", True)),

@@ -28,6 +28,7 @@ from telemetry.summary import (
     format_share,
     format_value,
 )
+from telemetry.wrong_cause import NONE
 
 LABEL_STYLES: Final = {
     names.GOOD: "green",
@@ -282,6 +283,9 @@ def _beside(summary: Summary) -> list[Text]:
         style = "" if report.exit_code == names.EXIT_OK else "bold red" if report.verdict == BROKEN else "yellow"
         lines.append(Text(f"canaries: {report.verdict}", style=style))
         lines += [Text(f"        {sentence}") for sentence in report.sentences]
+    if (looks := summary.wrong_cause).kind != NONE:
+        lines.append(Text(f"wrong   looks like: {looks.kind}. Look at {looks.layer}", style="bold"))
+        lines.append(Text(f"        {looks.evidence}"))
     return lines
 
 

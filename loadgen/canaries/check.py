@@ -92,6 +92,7 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
     broken, changed = Watch(), Watch()
     known_broken: set[str] = set()
     known_changed: set[str] = set()
+    diverged: set[str] = set()
     for name in ROUNDS:
         if name == LOADED:
             answers = ask_all(client, asked, concurrency, logprobs=True)
@@ -109,6 +110,7 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
             if one.id not in known_changed:
                 changed.see(one.kind != goldens.SAME)
         known_broken |= {one.id for one in compared if one.kind == goldens.BROKEN}
+        diverged |= {one.id for one in compared if one.diverged}
         known_changed |= {one.id for one in compared if one.kind != goldens.SAME}
         counts = {kind: sum(one.kind == kind for one in compared) for kind in (goldens.BROKEN, goldens.NUMERIC)}
         say(f"goldens {name}: {counts[goldens.BROKEN]} broken, {counts[goldens.NUMERIC]} numeric of {len(compared)}")
@@ -116,7 +118,7 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
         (one for n in ROUNDS for one in found.compared[n] if one.kind == goldens.NUMERIC), None
     )
     first = f"; first: {example.id}, {example.note}" if example else ""
-    if broken.alarm_at is not None and goldens.called_broken(broken.wrong, changed.wrong):
+    if broken.alarm_at is not None and goldens.called_broken(broken.wrong, len(diverged)):
         found.findings.append(Finding(BROKEN, "golden", f"goldens: {broken.sentence()}{_where(found)}{first}"))
     elif changed.alarm_at is not None:
         said = f"goldens: {changed.wrong} of {changed.seen} answers moved{first}"

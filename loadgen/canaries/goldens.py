@@ -21,10 +21,11 @@ from loadgen.canaries.client import Answer
 RUNS: Final = 20  # baseline runs: half idle, half loaded
 TOKENS: Final = 32
 LEAST_TOKENS: Final = 8
+LEAST_ENDED: Final = 4  # of an answer that the model ended by itself: its end is worth some tokens
 MARGIN_FLOOR: Final = 0.05  # nats
 MARGIN_FACTOR: Final = 10  # of the measured noise
 BROKEN_MOVEMENT: Final = 4.0  # nats
-BROKEN_SHARE: Final = 1 / 3  # of the answers that changed
+BROKEN_SHARE: Final = 1 / 3  # of the answers that have another text now
 
 SAME: Final = "same"
 NUMERIC: Final = "numeric"
@@ -75,6 +76,11 @@ class Compared:
     shift: float
     note: str
 
+    @property
+    def diverged(self) -> bool:
+        """Another text, or another prompt; not the same tokens by other probabilities alone."""
+        return self.kind == BROKEN or self.step is not None
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -104,7 +110,8 @@ def admit(prompts: Sequence[tuple[str, str]], runs: Sequence[Sequence[Answer]]) 
             continue
         agreed = _agreed(answers)
         clear = next((step for step, token in enumerate(first.tokens[:agreed]) if token.margin < needed), agreed)
-        if clear < LEAST_TOKENS:
+        ended = clear == len(first.tokens) and all(answer.finish_reason == "stop" for answer in answers)
+        if clear < (LEAST_ENDED if ended else LEAST_TOKENS):
             if clear < agreed:
                 why = f"step {clear}: margin {first.tokens[clear].margin:.3f} nats, {needed:.3f} needed"
             elif agreed < len(first.tokens):
@@ -122,7 +129,7 @@ def admit(prompts: Sequence[tuple[str, str]], runs: Sequence[Sequence[Answer]]) 
                 margins=tuple(min(token.margin, 1e3) for token in kept),
                 logprobs=tuple(token.logprob for token in kept),
                 prompt_tokens=first.prompt_tokens,
-                ended=clear == len(first.tokens) and all(answer.finish_reason == "stop" for answer in answers),
+                ended=ended,
             )
         )
     return admitted, left
@@ -163,13 +170,13 @@ def _diverged(golden: Golden, step: int, answer: Answer, shift: float) -> Compar
     return Compared(golden.id, kind, step, movement, shift, note)
 
 
-def called_broken(broken: int, changed: int) -> bool:
-    """Are so many broken among the changed answers more than rounding makes?
+def called_broken(broken: int, diverged: int) -> bool:
+    """Are so many broken among the answers with another text more than rounding makes?
 
     Rounding moves many answers, each by little: of 21 that 4-bit weights changed, one moved by 4.03 nats, the others by
     less than 4.  What is broken moves each answer that it touches by far more.
     """
-    return broken >= BROKEN_SHARE * changed > 0
+    return broken >= BROKEN_SHARE * diverged > 0
 
 
 def _agreed(answers: Sequence[Answer]) -> int:

@@ -8,12 +8,14 @@ a request of the load, spread evenly over it:
     plain   not streamed, with the same salt
     hot     one fixed prompt at temperature 1.2 with a seed of its own: such answers must differ
 
-Group n asks golden n // replicas of replica n % replicas, so that neighbours compare two replicas.  Must always hold: a
-canary depends on the plan and its number alone; the requests of the trace keep their moments and lengths.
+Goldens come in an order without order, so that even a few are of several kinds.  Group n asks golden n // replicas of
+replica n % replicas, so that neighbours compare two replicas.  Must always hold: a canary depends on the plan and its
+number alone; the requests of the trace keep their moments and lengths.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -71,7 +73,7 @@ class Mixed:
             )
         asks = tuple(
             Ask(one.id, one.prompt, len(one.tokens) + BEYOND_END * one.ended, one.prompt_tokens)
-            for one in recorded.goldens
+            for one in sorted(recorded.goldens, key=lambda one: hashlib.blake2b(one.id.encode()).digest())
         )
         return cls(file, share, salted, asks)
 

@@ -93,7 +93,8 @@ class CanaryWatch:
     @property
     def alarm(self) -> str | None:
         """broken or numeric drift, as soon as a test has alarmed; None: nothing so far."""
-        if self.broken.alarm_at is not None and goldens.called_broken(self.broken.wrong, self.changed.wrong):
+        diverged = {(one.target, one.compared.id) for one in self.seen if one.compared.diverged}
+        if self.broken.alarm_at is not None and goldens.called_broken(self.broken.wrong, len(diverged)):
             return BROKEN
         return NUMERIC if self.changed.alarm_at is not None else None
 

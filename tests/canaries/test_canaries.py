@@ -176,12 +176,30 @@ def test_comparison_by_hand(given: Answer, kind: str, step: int | None) -> None:
     assert bool(found.note) == (kind != goldens.SAME)
 
 
+def test_an_answer_that_goes_on_where_it_ended_is_broken() -> None:
+    whole = dataclasses.replace(GOLDEN, ended=True)
+    tokens = (token("a", 3), token("b", 0.5), token("c", 3))
+    stopped = dataclasses.replace(answer(*tokens), finish_reason="stop")
+    assert goldens.compare(whole, stopped, 0.01).kind == goldens.SAME
+    on = goldens.compare(whole, answer(*tokens, token("d", 3)), 0.01)
+    assert (on.kind, on.step, on.diverged) == (goldens.BROKEN, 3, True) and "goes on where it ended" in on.note
+
+
+def test_broken_is_a_third_of_the_answers_with_another_text() -> None:
+    assert not goldens.called_broken(1, 21) and not goldens.called_broken(0, 0)
+    assert goldens.called_broken(7, 21) and goldens.called_broken(1, 1)
+
+
 def test_an_answer_is_kept_up_to_its_first_narrow_step() -> None:
     long = [token("a", 3.0) for _ in range(12)]
     narrow = [*long[:9], token("a", 0.01), *long[10:]]
     admitted, left = goldens.admit([("x", "p"), ("y", "q")], [[answer(*narrow), answer(*long[:5])]] * 3)
     assert [(one.id, len(one.tokens)) for one in admitted] == [("x", 9)]
     assert [(one.id, "5 tokens" in one.reason) for one in left] == [("y", True)]
+    ended = [dataclasses.replace(answer(*long[:5]), finish_reason="stop")]
+    (short,), _ = goldens.admit([("z", "r")], [ended] * 3)
+    assert short.ended and len(short.tokens) == 5, "its end is worth some tokens"
+    assert not goldens.admit([("z", "r")], [ended, [answer(*long[:5])], ended])[0], "one run was cut there"
     noisy = [[answer(*[token("a", 0.3, -0.1 + 0.02 * run) for _ in range(12)])] for run in range(3)]
     assert goldens.noise(noisy) == pytest.approx(0.04)
     assert goldens.admit([("x", "p")], noisy)[0] == []  # ten times the noise is more than the margin

@@ -118,10 +118,11 @@ def test_random_text_of_few_letters_scores_low() -> None:
         assert repeat_share("".join(chosen.choice("ab ") for _ in range(600))) < 0.2
 
 
-def test_dominance_needs_sixteen_parts_and_takes_the_worse_of_chunks_and_tokens() -> None:
+def test_dominance_needs_sixteen_parts_and_reads_chunks_before_tokens() -> None:
     assert dominance(["!"] * 15, []) is None
     assert dominance(["!"] * 16, []) == 1.0
-    assert dominance([" the", " a"] * 8, [1] * 12 + [2] * 4) == 0.75
+    assert dominance([" the", " a"] * 8, [1] * 12 + [2] * 4) == 0.5
+    assert dominance([" the the"], [1] * 12 + [2] * 4) == 0.75
     assert text_facts("1, 2, 3, 4, 5, 6, 7, 8, 9", leak_counter([]), Letters()).dominance == pytest.approx(8 / 25)
 
 
@@ -137,5 +138,6 @@ def test_letters_of_a_script_that_the_prompt_does_not_have() -> None:
 @given(st.text(max_size=60))
 def test_sketches_count_every_byte_and_token(text: str) -> None:
     assert sum(sketch(text)) == len(text.encode()) and len(sketch(text)) == 16
+    assert 512 <= sum(sketch("a" + text * 1000 + "b" * 2000)) <= 1024 + 1
     facts = text_facts(text, leak_counter([]), Letters())
     assert facts.sketch is not None and sum(facts.sketch) == facts.tokens

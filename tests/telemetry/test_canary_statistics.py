@@ -289,8 +289,36 @@ def test_the_sample_of_a_run_leaves_out_canaries_errors_and_texts_of_wrong_answe
     table = bundle_of(tmp_path, rows).table("requests", population.SAMPLE_COLUMNS)  # texts are dropped by the default
     found = population.sample_of(table)
     assert found.numbers["prompt tokens"] == [100.0] * 40 and found.numbers["cached share"] == [0.5] * 39
-    assert found.categories == {"finish reason": ["length"] * 40} and found.bags == {}
+    assert found.categories == {"finish reason": ["length"] * 40, "model name": ["toy"] * 40} and found.bags == {}
     kept = table.set_column(table.column_names.index("text"), "text", [["Привет, world"] * 42])
     assert population.sample_of(kept).bags["scripts of the answers"][0] == {"CYRILLIC": 6, "LATIN": 5}
+    sketched = [{**row, "input_sketch": [3, 0, 9], "input_script": "LATIN", "fingerprint": "fp"} for row in rows]
+    more = population.sample_of(bundle_of(tmp_path, sketched).table("requests", population.SAMPLE_COLUMNS))
+    assert more.bags["bytes of the prompts"] == [{"0": 3, "2": 9}] * 40
+    assert more.categories["script of the prompts"] == ["LATIN"] * 40 and len(more.categories["fingerprint"]) == 40
     assert population.compare(found, found) == population.compare(found, found)
     assert not any(one.suspicious for one in population.compare(found, found))
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"input_sketch": [9, 1, 1]}, "bytes of the prompts"),
+        ({"output_sketch": [9, 1, 1]}, "tokens of the answers"),
+        ({"input_script": "CYRILLIC"}, "script of the prompts"),
+        ({"output_script": "CJK"}, "script of the answers"),
+        ({"fingerprint": "fp_2"}, "fingerprint"),
+        ({"prompt_tokens_reported": 130}, "prompt tokens"),
+    ],
+)
+def test_what_moved_between_two_runs_is_named(tmp_path: Any, changes: dict[str, Any], feature: str) -> None:
+    plain = {
+        "input_sketch": [4, 4, 3], "output_sketch": [4, 3, 4], "input_script": "LATIN", "output_script": "LATIN",
+        "fingerprint": "fp_1",
+    }  # fmt: skip
+
+    def sampled(more: dict[str, Any]) -> Sample:
+        rows = [answered_row(i, i * 0.1, **{**plain, **(more if i % 3 else {})}) for i in range(60)]
+        return population.sample_of(bundle_of(tmp_path, rows).table("requests", population.SAMPLE_COLUMNS))
+
+    assert {one.feature for one in population.compare(sampled({}), sampled(changes)) if one.suspicious} == {feature}

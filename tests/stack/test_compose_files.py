@@ -39,7 +39,8 @@ def module(path: Path) -> ModuleType:
 
 def test_the_services_are_those_of_the_stack() -> None:
     assert set(SERVICES) == {
-        "engine", "engine-gpu", "target", "load", "worker", "page", "grafana", "prometheus", "alertmanager", "otelcol", "tempo",
+        "engine", "engine-gpu", "target", "load", "worker", "page", "grafana", "prometheus", "alertmanager", "otelcol",
+        "tempo",
     }  # fmt: skip
     assert {"engine", "engine-gpu", "target", "load", "worker", "page"} == OURS
     assert {name: one["profiles"] for name, one in SERVICES.items() if "profiles" in one} == {
@@ -57,7 +58,7 @@ def test_a_service_is_confined(name: str) -> None:
     assert "privileged" not in one and "network_mode" not in one and "pid" not in one
     for port in one.get("ports", ()):
         assert port.startswith("127.0.0.1:"), port
-    for volume in one["volumes"] if "volumes" in one else ():
+    for volume in one.get("volumes", ()):
         source, _, rest = volume.partition(":")
         assert source in COMPOSE["volumes"] or rest.endswith(":ro"), f"{volume}: a file of this machine, and writable"
     assert one["logging"]["options"]["max-size"], "a log that grows without end"

@@ -66,6 +66,7 @@ CASES: Final = (
     Case("logits not finite", ("TailspanNotFinite",), {"name": "nan_row", "share": 0.5}),
     Case("a row reads its neighbour", ("TailspanAnswersDiverge",), {"name": "race", "size": 2}),
     Case("streams cut", ("TailspanBudgetBurn", "TailspanClassBudgetBurn"), {"name": "cut_stream"}),
+    Case("a tiny KV pool", ("TailspanBudgetBurn",), {"name": "kv_pool", "size": 0.001}),
     Case("frozen scheduler", ("TailspanEngineHangs",), {"name": "frozen_scheduler"}),
 )
 
@@ -174,7 +175,7 @@ class Session:
 
     def over(self, expr: str, since: float | None = None) -> list[dict[str, Any]]:
         """Every series that an expression returned at any step since then."""
-        span = {"start": since or self.began, "end": time.time(), "step": STEP_S}
+        span = {"start": since or self.began, "end": time.time() + STEP_S, "step": STEP_S}
         return list(self.ask("query_range", query=expr, **span)["result"])
 
     def firing(self, since: float) -> set[str]:

@@ -165,8 +165,8 @@ def board(uid: str, title: str, description: str, variables: tuple[str, ...]) ->
     )
     for name in variables:
         made = made.with_variable(variable(name))
-    for annotation in annotations():
-        made = made.annotation(annotation)
+    for event in events():
+        made = made.annotation(event)
     return made
 
 
@@ -207,9 +207,9 @@ EVENTS: Final = {
 MARKS: Final = {"run": "tailspan-run", "deploy": "tailspan-deploy", "fault": "tailspan-fault"}
 
 
-def annotations() -> list[Any]:
+def events() -> list[Any]:
     """Events that Prometheus knows, and those that were pushed."""
-    made = []
+    made: list[Any] = []
     for title, (expr, colour, text) in EVENTS.items():
         one = dashboard.AnnotationQuery().name(title).datasource(SOURCE).enable(True).hide(False).icon_color(colour)
         built = one.expr(expr).build()

@@ -155,7 +155,7 @@ def alerts() -> list[dict[str, Any]]:
             f"{lags} or ({names.M_CLIENT_CPU} >= {CPU_MAX:g})",
             "info",
             "the load generator does not keep up: {{ $labels.__name__ }} is {{ $value | humanize }}",
-            "What it measures is partly its own. Give it more workers, or its own machine. Holds burn-rate alerts back.",
+            "What it measures is partly its own. Give it more workers or its own machine. Holds burn-rate alerts back.",
             wait="15s",
         ),
     ]

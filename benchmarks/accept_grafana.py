@@ -288,6 +288,10 @@ def asked() -> list[tuple[str, str, set[str]]]:
             for where, expr in files.expressions(dashboard)
             if "annotation" in where
         ]
+        for one in dashboard["templating"]["list"]:
+            if one["type"] == "query":
+                metric, label = re.findall(r"^label_values\((.*), (\w+)\)$", one["query"]["query"])[0]
+                found.append((f"{dashboard['uid']}: variable {one['name']}", metric, {label}))
     for text in rules.made().values():
         for group in yaml.safe_load(text)["groups"]:
             for rule in group["rules"]:

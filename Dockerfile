@@ -47,12 +47,13 @@ FROM ${PYTHON_IMAGE} AS run
 # hadolint ignore=DL3008
 RUN apt-get update && \
     apt-get install --yes --no-install-recommends gcc libc6-dev && \
+    apt-get clean && \
     rm -rf /var/lib/apt/lists/* && \
     useradd --uid 10001 --create-home --shell /usr/sbin/nologin tailspan
 COPY --from=build /opt/tailspan /opt/tailspan
 COPY --from=build --chown=10001:10001 /var/lib/tailspan /var/lib/tailspan
 COPY --from=build --chown=10001:10001 /targets /targets
-COPY docker/healthy.py docker/scrape_target.py /opt/tailspan/bin/
+COPY docker/healthy.py docker/load.py docker/scrape_target.py /opt/tailspan/bin/
 ENV PATH=/opt/tailspan/bin:${PATH} \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONSAFEPATH=1 \

@@ -10,7 +10,7 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-virtual-speed bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why accept-infrastructure clean
+	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why accept-infrastructure accept-grafana accept-compose lint-stack grafana-json clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,7 +71,7 @@ bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor a
 	@echo "== quiet the machine first; peers are installed into build/peers once (8 GB, minutes more; inference-perf needs a Python 3.12)"
 	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries accept-faults accept-compare accept-why accept-infrastructure ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries accept-faults accept-compare accept-why accept-infrastructure accept-grafana ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -130,6 +130,18 @@ accept-compare: $(VENV)/.run ## PAIRS (2000) unchanged pairs at three loads in v
 accept-why: $(VENV)/.run ## compare and explain on REQUESTS (1000000) a side: under 10 s, under 60 s, under 4 GB
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_why --requests $(REQUESTS)
+grafana-json: $(VENV)/.run ## write the Grafana dashboards and the Prometheus rules anew from their code
+	@$(BIN)/python -m dashboards.grafana.make
+	@$(BIN)/python -m dashboards.rules
+
+accept-grafana: $(VENV)/.run ## every panel, rule and alert on a real Prometheus (apt-get install prometheus); 10 minutes
+	@$(BIN)/python -m benchmarks.accept_grafana
+
+accept-compose: $(VENV)/.run ## the compose stack: starts, is seen, heals, goes (Docker and chromium needed); 10 minutes
+	@$(BIN)/python -m benchmarks.accept_compose --build
+
+lint-stack: $(VENV)/.run ## hadolint on the Dockerfile, the compose schema, Grafana's own types (npm needed); a minute
+	@$(BIN)/python -m benchmarks.lint_stack
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -190,7 +190,8 @@ def look(playwright: Any, folder: Path) -> str:
     browser.close()
     if on_page != {label: found["labels"][label] for label in on_page}:
         raise Broken(f"the page says {on_page}, the command line {found['labels']}")
-    return f"run {run} is {whole(found)}: {first}, then {live} good on the live page; at the end {nothing_lost(found)}, as the page says"
+    told = f"{first}, then {live} good on the live page; at the end {nothing_lost(found)}, as the page says"
+    return f"run {run} is {whole(found)}: {told}"
 
 
 def count_on(page: Any, label: str) -> int:

@@ -1,11 +1,14 @@
 """Tell Prometheus to scrape another server: writes a file_sd file for the server at a base URL.
 
-scrape_target.py URL FILE       FILE lists URL's host, port and scheme, with /metrics as the path
+scrape_target.py URL[,URL] FILE      FILE lists each URL's host, port and scheme, with /metrics as the path
+
+Then it stays until it is ended, so that the container counts as up.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +26,7 @@ def groups(url: str) -> list[dict[str, object]]:
 
 
 def main() -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
         return 4
@@ -35,7 +39,8 @@ def main() -> int:
     made = path.with_suffix(".tmp")
     made.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     made.replace(path)
-    print(f"Prometheus scrapes {', '.join(target for group in found for target in group['targets'])}")  # type: ignore[attr-defined]
+    print(f"Prometheus scrapes {', '.join(map(str, (group['targets'] for group in found)))}", flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
     return 0
 
 

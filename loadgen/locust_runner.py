@@ -75,8 +75,8 @@ class Fleet:
         remote_workers: int = 0,
         bind: tuple[str, int] | None = None,
     ) -> None:
-        """metrics_port, listen: where the master serves /metrics.  remote_workers: of `workers`, those that come by themselves,
-        to `bind` (host and port that the master listens on)."""
+        """metrics_port, listen: where the master serves /metrics.  remote_workers: of `workers`, those that come by
+        themselves, to `bind` (host and port that the master listens on)."""
         self.metrics_port = metrics_port
         self._listen = listen
         self.workers = workers

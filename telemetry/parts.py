@@ -282,7 +282,7 @@ class _Stream:
             yield batch
 
     def _beyond(self, intact: int) -> int:
-        """Bytes behind the last whole batch.  Asked anew: Arrow knows the size at the opening, and the file may grow."""
+        """Bytes behind the last whole batch.  Asked anew: Arrow knows the size at opening, and the file may grow."""
         try:
             size = self._path.stat().st_size
         except OSError:

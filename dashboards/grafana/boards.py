@@ -77,7 +77,7 @@ def live() -> Any:
 
 def phases() -> Any:
     """Where the time goes, as the engine accounts for it."""
-    made = board("tailspan-phases", "tailspan: phases", "Where the time of a request goes, as the engine accounts for it.",
+    made = board("tailspan-phases", "tailspan: phases", "Where the time of a request goes, as the engine says.",
                  ("model", "engine"))  # fmt: skip
     made = made.with_row(dashboard.Row("Means: these add up"))
     made = made.with_panel(
@@ -119,7 +119,7 @@ def engine() -> Any:
              (f"sum by (engine) (rate({names.M_GENERATION_TOKENS}_total{ENGINE}[{rate}]))", "generated {{engine}}"))
     )  # fmt: skip
     made = made.with_panel(
-        line("KV memory", "Share of the pool in use, and of the looked-up prompt tokens that were cached.", "percentunit",
+        line("KV memory", "Share of the pool in use; share of looked-up prompt tokens that were cached.", "percentunit",
              (f"{names.M_KV_USAGE}{ENGINE}", "in use {{engine}}"),
              (f"sum by (engine) (rate({names.M_PREFIX_HITS}_total{ENGINE}[{rate}])) / "
               f"(sum by (engine) (rate({names.M_PREFIX_QUERIES}_total{ENGINE}[{rate}])) > 0)", "cached {{engine}}"))
@@ -151,7 +151,8 @@ def engine() -> Any:
     made = made.with_panel(line("Pauses", f"Of the server's own process. {BUCKETS}", "s", *pauses))
     made = made.with_row(dashboard.Row("Refused and lost"))
     refused = ((f"sum by (reason) (rate({names.M_REJECTIONS}_total{ENGINE}[{rate}]))", "refused: {{reason}}"),
-               (f"sum by (engine) (rate({names.M_PREEMPTIONS}_total{ENGINE}[{rate}]))", "preempted {{engine}}"))  # fmt: skip
+               (f"sum by (engine) (rate({names.M_PREEMPTIONS}_total{ENGINE}[{rate}]))",
+                "preempted {{engine}}"))  # fmt: skip
     made = made.with_panel(line("Refused and preempted", "Requests a second.", "reqps", *refused))
     ends = f"sum by (outcome) (rate({names.M_SERVER_REQUESTS}_total{ENGINE}[{rate}]))"
     made = made.with_panel(
@@ -187,7 +188,8 @@ def generator() -> Any:
             "In flight", "Requests without their last byte.", "none", (f"{names.M_CLIENT_INFLIGHT}{OF_RUN}", "{{run}}")
         )
     )
-    lag = ((f"{names.M_SCHEDULE_LAG}{OF_RUN}", "schedule lag p99"), (f"{names.M_CLIENT_LOOP_LAG}{OF_RUN}", "loop lag p99"),
+    lag = ((f"{names.M_SCHEDULE_LAG}{OF_RUN}", "schedule lag p99"),
+           (f"{names.M_CLIENT_LOOP_LAG}{OF_RUN}", "loop lag p99"),
            (f"{names.M_CLIENT_LAG_BOUND}{OF_RUN}", "bound"))  # fmt: skip
     text = "Of the worst worker, over the run so far.  Above the bound the run is CLIENT_LIMITED."
     made = made.with_panel(line("Lateness of the generator", text, "s", *lag))
@@ -205,7 +207,7 @@ def generator() -> Any:
 
 def vllm() -> Any:
     """Only what a plain vLLM serves: no name of ours."""
-    made = board("tailspan-vllm", "tailspan: any vLLM", "A vLLM server that is not ours; uses nothing but vLLM's own metrics.",
+    made = board("tailspan-vllm", "tailspan: any vLLM", "A vLLM that is not ours: only vLLM's own metrics.",
                  ("model", "engine"))  # fmt: skip
     rate = "$__rate_interval"
     coarse = (
@@ -220,8 +222,8 @@ def vllm() -> Any:
              (f"sum by (engine) (rate({names.M_PROMPT_TOKENS}_total{ENGINE}[{rate}]))", "prompt {{engine}}"),
              (f"sum by (engine) (rate({names.M_GENERATION_TOKENS}_total{ENGINE}[{rate}]))", "generated {{engine}}"))
     )  # fmt: skip
-    means = [(mean(name, ENGINE, "job"), f"mean {word}") for name, word in (
-        (names.M_QUEUE_TIME, "queue"), (names.M_PREFILL_TIME, "prefill"), (names.M_DECODE_TIME, "decode (contains preemption)"))]  # fmt: skip
+    words = {names.M_QUEUE_TIME: "queue", names.M_PREFILL_TIME: "prefill", names.M_DECODE_TIME: "decode and preemption"}
+    means = [(mean(name, ENGINE, "job"), f"mean {word}") for name, word in words.items()]
     made = made.with_panel(
         line(
             "Mean time in each phase",
@@ -241,7 +243,7 @@ def vllm() -> Any:
               f"(sum by (engine) (rate({names.M_PREFIX_QUERIES}_total{ENGINE}[{rate}])) > 0)", "cached {{engine}}"))
     )  # fmt: skip
     made = made.with_panel(
-        line("Finished and preempted", "Requests a second; what was refused or aborted is not counted by vLLM.", "reqps",
+        line("Finished and preempted", "Requests a second; vLLM does not count what it refused.", "reqps",
              (f"sum by (finished_reason) (rate({names.M_SUCCESS}_total{ENGINE}[{rate}]))", "{{finished_reason}}"),
              (f"sum by (engine) (rate({names.M_PREEMPTIONS}_total{ENGINE}[{rate}]))", "preempted {{engine}}"))
     )  # fmt: skip

@@ -41,7 +41,10 @@ def build_command(
     from telemetry.slo import load
 
     provider = {"name": "tailspan", "folder": files.FOLDER_TITLE, "folderUid": files.FOLDER_UID, "type": "file"}
-    provider_file = {"apiVersion": 1, "providers": [{**provider, "options": {"path": str((out / "dashboards").resolve())}}]}
+    provider_file = {
+        "apiVersion": 1,
+        "providers": [{**provider, "options": {"path": str((out / "dashboards").resolve())}}],
+    }
     sources = {"apiVersion": 1, "datasources": files.datasources(prometheus, tempo or None)}
     texts = {f"dashboards/{one['uid']}.json": _pretty(one) for one in files.dashboards()}
     texts["provisioning/dashboards/tailspan.yaml"] = yaml.safe_dump(provider_file, sort_keys=False)

@@ -22,7 +22,7 @@ def dashboards() -> list[dict[str, Any]]:
 
 
 def datasources(prometheus: str, tempo: str | None) -> list[dict[str, Any]]:
-    """Data sources at these URLs, as Grafana's API and its provisioning take them.  Without Tempo no trace is linked."""
+    """Data sources at these URLs, as Grafana's API and its provisioning take them; without Tempo no trace is linked."""
     links = [{"name": "trace_id", "datasourceUid": TEMPO_UID}] if tempo else []
     found: list[dict[str, Any]] = [
         {

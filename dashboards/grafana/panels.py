@@ -1,4 +1,4 @@
-"""Panels and variables that all Grafana dashboards share, made with grafana-foundation-sdk (needed to build, not to run).
+"""Panels and variables that all Grafana dashboards share; grafana-foundation-sdk is needed to build, not to run.
 
 Must always hold: a mean says that it is one and comes from sum and count; a quantile says its window and that it is
 read from buckets; every panel has a description that says what it shows and what it cannot.
@@ -111,7 +111,7 @@ def heat(title: str, description: str, histogram: str, selector: str, width: int
 
 def rows(title: str, description: str, expr: str, *, width: int = 24, hidden: tuple[str, ...] = ()) -> Any:
     """A table of the newest value of each series, its labels as columns."""
-    left_out = {name: True for name in ("Time", "__name__", "instance", "job", *hidden)}
+    left_out = dict.fromkeys(("Time", "__name__", "instance", "job", *hidden), True)
     organise = models.DataTransformerConfig(id_val="organize", options={"excludeByName": left_out})
     return (
         table.Panel()
@@ -165,8 +165,8 @@ def board(uid: str, title: str, description: str, variables: tuple[str, ...]) ->
     )
     for name in variables:
         made = made.with_variable(variable(name))
-    for annotation in annotations():
-        made = made.annotation(annotation)
+    for event in events():
+        made = made.annotation(event)
     return made
 
 
@@ -207,9 +207,9 @@ EVENTS: Final = {
 MARKS: Final = {"run": "tailspan-run", "deploy": "tailspan-deploy", "fault": "tailspan-fault"}
 
 
-def annotations() -> list[Any]:
+def events() -> list[Any]:
     """Events that Prometheus knows, and those that were pushed."""
-    made = []
+    made: list[Any] = []
     for title, (expr, colour, text) in EVENTS.items():
         one = dashboard.AnnotationQuery().name(title).datasource(SOURCE).enable(True).hide(False).icon_color(colour)
         built = one.expr(expr).build()

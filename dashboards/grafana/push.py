@@ -26,7 +26,7 @@ _TOKEN: Final = "make one under Administration > Service accounts, with the role
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An annotation.  key: a tag that no other one has; kind: run, deploy or fault; times in ms, end may be the start."""
+    """An annotation.  key: a tag that no other has; kind: run, deploy or fault; times in ms, end may be the start."""
 
     key: str
     kind: str
@@ -148,7 +148,9 @@ class Grafana:
                     where=self.url,
                     remedy="update that file (tailspan grafana build writes it), or take it out of the provisioning",
                 )
-        version = {} if asked.gone else {"version": found["dashboard"].get("version"), "id": found["dashboard"].get("id")}
+        version = (
+            {} if asked.gone else {"version": found["dashboard"].get("version"), "id": found["dashboard"].get("id")}
+        )
         body = {
             "dashboard": {**wanted, **version},
             "folderUid": FOLDER_UID,
@@ -184,7 +186,7 @@ class Grafana:
                 return
             raise UserError(f"{what}: {_said(error)}", where=self.url, remedy=_remedy(error)) from None
         except requests.exceptions.JSONDecodeError:
-            remedy = "is --url the base URL, with the path under which Grafana is served, and without a login page before it?"
+            remedy = "is --url the base URL, with the path under which Grafana is served, and no login page before it?"
             raise UserError(f"{what}: the answer is no JSON", where=self.url, remedy=remedy) from None
         except requests.exceptions.SSLError as error:
             remedy = "name your certificates in REQUESTS_CA_BUNDLE"

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadgen.live import METRICS_FILE, Live, counted
 from loadgen.progress import Totals
 from telemetry import names, outcomes, slo
+from telemetry.receiver import Receiver
 from telemetry.schema import REQUESTS
 from tests.bundles import make_bundle
 from tests.loadgen.place import COUNT, WAIT_S, Place, chats, children, script, wait_for
@@ -43,15 +44,16 @@ def get(url: str) -> str:
         return ""
 
 
-def test_metrics_of_the_master_equal_the_bundle_at_the_end(place: Place, model: Path) -> None:
+def test_metrics_of_the_master_equal_the_bundle_at_the_end(place: Place, model: Path, tmp_path: Path) -> None:
     good = script(model)
 
     def play(request: Request) -> list[Step]:
         fails = request.path == "/v1/chat/completions" and request.number % 9 == 4
         return BROKEN if fails else good(request)
 
-    with StubThread(play) as stub:
-        process = place.start(stub.url, "--workers", "2", "--linger", "60", "--json")
+    with StubThread(play) as stub, Receiver(tmp_path / "collector") as collector:
+        listen = ("--listen", "127.0.0.2", "--forward-spans", collector.url)
+        process = place.start(stub.url, "--workers", "2", "--linger", "60", "--json", *listen)
         bundle = wait_for(lambda: place.runs.is_dir() and any(place.runs.glob("*/manifest.json")), "bundle")
         bundle = place.bundle()
         file = wait_for(lambda: bundle.path / METRICS_FILE if (bundle.path / METRICS_FILE).exists() else None, "end")
@@ -62,6 +64,7 @@ def test_metrics_of_the_master_equal_the_bundle_at_the_end(place: Place, model: 
         process.send_signal(2)  # ends the linger
         process.communicate(timeout=WAIT_S)
     assert served == file.read_text(encoding="utf-8")
+    assert url.startswith("http://127.0.0.2:")
     rows = bundle.table("requests", ["index", "class", "replica"])
     bundle.reload()
     expected = dict(counted(rows, bundle.verdicts(slo.of_manifest(bundle.manifest))))
@@ -70,6 +73,11 @@ def test_metrics_of_the_master_equal_the_bundle_at_the_end(place: Place, model: 
     figures = {s.name: s.value for family in text_string_to_metric_families(served) for s in family.samples}
     assert figures[f"{names.M_CLIENT_SENT}_total"] == COUNT
     assert figures[names.M_CLIENT_INFLIGHT] == 0
+    assert figures[names.M_CLIENT_LAG_BOUND] == bundle.manifest["validity"]["figures"]["lag_bound_s"]
+    [info] = [s for f in text_string_to_metric_families(served) for s in f.samples if s.name == names.M_RUN_INFO]
+    assert info.labels["run"] == bundle.run_id and info.labels["slo"] == bundle.manifest["slo"]["name"]
+    spans = bundle.manifest["spans"]
+    assert spans["forwarded"] == {"sent": spans["received"], "dropped": 0} and spans["received"] == collector.spans > 0
     for worker in bundle.manifest["workers"]:
         clock = worker["clock"]
         assert clock["same_machine"] is True

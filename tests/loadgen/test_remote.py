@@ -184,3 +184,12 @@ def test_a_remote_worker_that_is_killed_is_lost(place: Place, model: Path) -> No
     summary = json.loads(out)
     assert summary["validity"]["verdict"] == names.INCOMPLETE
     assert summary["reasons"][names.INVALID][names.WORKER_LOST] > 0
+
+
+def test_all_workers_may_be_elsewhere(place: Place, model: Path) -> None:
+    with StubThread(script(model)) as stub:
+        code, out, err = place.run(stub.url, "--workers", "0", "--remote-workers", "2", "--dry-run", "--json")
+        assert code == 0, err
+        assert json.loads(out)["plan"]["workers"] == 2
+        code, _, err = place.run(stub.url, "--workers", "0", "--dry-run")
+        assert code == 4 and "--workers: 0 workers" in err

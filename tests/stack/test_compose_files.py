@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ COMPOSE = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name for name, one in SERVICES.items() if one["image"].startswith("tailspan:")}
 NO_SHELL = {"otelcol", "tempo"}  # their images cannot run a check
-UNCHECKED = NO_SHELL | {"alertmanager", "target"}
+UNCHECKED = NO_SHELL | {"alertmanager"}
 
 
 def module(path: Path) -> ModuleType:
@@ -39,7 +40,8 @@ def module(path: Path) -> ModuleType:
 
 def test_the_services_are_those_of_the_stack() -> None:
     assert set(SERVICES) == {
-        "engine", "engine-gpu", "target", "load", "worker", "page", "grafana", "prometheus", "alertmanager", "otelcol", "tempo",
+        "engine", "engine-gpu", "target", "load", "worker", "page", "grafana", "prometheus", "alertmanager", "otelcol",
+        "tempo",
     }  # fmt: skip
     assert {"engine", "engine-gpu", "target", "load", "worker", "page"} == OURS
     assert {name: one["profiles"] for name, one in SERVICES.items() if "profiles" in one} == {
@@ -57,11 +59,11 @@ def test_a_service_is_confined(name: str) -> None:
     assert "privileged" not in one and "network_mode" not in one and "pid" not in one
     for port in one.get("ports", ()):
         assert port.startswith("127.0.0.1:"), port
-    for volume in one["volumes"] if "volumes" in one else ():
+    for volume in one.get("volumes", ()):
         source, _, rest = volume.partition(":")
         assert source in COMPOSE["volumes"] or rest.endswith(":ro"), f"{volume}: a file of this machine, and writable"
     assert one["logging"]["options"]["max-size"], "a log that grows without end"
-    assert one["restart"] in ("unless-stopped", "always", "on-failure:5", "no")
+    assert one["restart"] in ("unless-stopped", "always", "on-failure:5")
 
 
 @pytest.mark.parametrize("name", sorted(set(SERVICES) - OURS))
@@ -161,11 +163,36 @@ def test_the_target_of_prometheus(tmp_path: Path) -> None:
     }  # fmt: skip
     assert groups("http://[::1]:9")[0]["targets"] == ["[::1]:9"]
     file = tmp_path / "t.json"
-    done = subprocess.run([sys.executable, str(program), "http://a:1,http://b", str(file)], check=False)
-    assert done.returncode == 0
+    asked = [sys.executable, str(program), "http://a:1,http://b", str(file)]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "a:1" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(20) == 0
     assert [one["targets"] for one in json.loads(file.read_text())] == [["a:1"], ["b:80"]]
     done = subprocess.run([sys.executable, str(program), "a:1", str(file)], check=False, stderr=subprocess.DEVNULL)
     assert done.returncode == 4
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 0), (3, 0), (130, 0), (4, 4), (5, 5)])
+def test_a_verdict_is_no_failure_of_the_load(tmp_path: Path, code: int, ends: int) -> None:
+    fake = tmp_path / "tailspan"
+    fake.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    fake.chmod(0o755)
+    asked = [sys.executable, str(ROOT / "docker" / "load.py"), "run", "--x"]
+    done = subprocess.run(asked, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (ends, "run --x\n")
+
+
+def test_the_load_hears_that_it_should_end(tmp_path: Path) -> None:
+    fake = tmp_path / "tailspan"
+    fake.write_text("#!/bin/sh\ntrap 'exit 130' INT\necho here\nwhile :; do sleep 0.05; done\n")
+    fake.chmod(0o755)
+    asked = [sys.executable, str(ROOT / "docker" / "load.py"), "run"]
+    with subprocess.Popen(asked, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"here\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
 
 
 def test_the_image_gets_what_the_project_needs_and_no_more() -> None:

@@ -1,4 +1,4 @@
-"""Grafana dashboards as code: the JSON is what the code makes, keeps to Grafana's model, and asks what Prometheus knows."""
+"""Grafana dashboards as code: the JSON is what the code makes, keeps to Grafana's model, and Prometheus parses it."""
 
 from __future__ import annotations
 

@@ -109,7 +109,10 @@ class FakeGrafana:
         if there is None and board.get("id"):
             return 404, {"message": "Dashboard not found", "status": "not-found"}
         if any(one["dashboard"]["title"] == board["title"] for key, one in self.boards.items() if key != uid):
-            return 412, {"message": "A dashboard with the same name in the folder already exists", "status": "name-exists"}
+            return 412, {
+                "message": "A dashboard with the same name in the folder already exists",
+                "status": "name-exists",
+            }
         version = 0 if there is None else there["dashboard"]["version"]
         if there is not None and not body["overwrite"] and board.get("version") != version:
             return 412, {"message": "The dashboard has been changed by someone else", "status": "version-mismatch"}
@@ -148,10 +151,14 @@ class Served:
                     status, found = grafana.answer(
                         self.command, path, parse_qs(parts.query), json.loads(body) if body else None
                     )
-                data, kind = (found, "text/html") if isinstance(found, bytes) else (json.dumps(found).encode(), "application/json")
+                data, kind = (
+                    (found, "text/html")
+                    if isinstance(found, bytes)
+                    else (json.dumps(found).encode(), "application/json")
+                )
                 self.send(status, data, kind)
 
-            do_GET = do_POST = do_PUT = do_DELETE = handle_any
+            do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815  # names of http.server
 
             def send(self, status: int, data: bytes, kind: str) -> None:
                 self.send_response(status)
@@ -188,7 +195,9 @@ SOURCES = files.datasources("http://prometheus:9090", "http://tempo:3200")
 
 
 def pushed(url: str, *, token: str = TOKEN, sources: list[dict[str, Any]] | None = None) -> list[str]:
-    done = push(Grafana(url, token), files.dashboards(), SOURCES if sources is None else sources, [MARK], lambda _: None)
+    done = push(
+        Grafana(url, token), files.dashboards(), SOURCES if sources is None else sources, [MARK], lambda _: None
+    )
     return [what for _, what in done.done]
 
 
@@ -254,10 +263,22 @@ def refuse(status: int, body: Any) -> Any:
 @pytest.mark.parametrize(
     ("place", "status", "body", "said", "remedy"),
     [
-        (("GET", "/api/org"), 403, {"message": "Permission denied"}, "status 403: Permission denied", "may not do this"),
+        (
+            ("GET", "/api/org"),
+            403,
+            {"message": "Permission denied"},
+            "status 403: Permission denied",
+            "may not do this",
+        ),
         (("GET", "/api/org"), 404, b"nginx", "status 404: nginx", "base URL"),
         (("POST", "/api/folders"), 409, {"message": "name exists"}, "folder 'tailspan': status 409", "another uid"),
-        (("POST", "/api/datasources"), 422, {"message": "bad"}, "data source 'tailspan Prometheus': status 422", "11 and 12"),
+        (
+            ("POST", "/api/datasources"),
+            422,
+            {"message": "bad"},
+            "data source 'tailspan Prometheus': status 422",
+            "11 and 12",
+        ),
         (("POST", "/api/dashboards/db"), 400, {"message": "bad"}, "dashboard .*: status 400: bad", "11 and 12"),
         (("POST", "/api/dashboards/db"), 413, b"too large", "status 413: too large", "proxy"),
         (("POST", "/api/dashboards/db"), 429, {"message": "slow"}, "status 429", "later"),
@@ -303,7 +324,7 @@ def test_what_a_provisioning_file_holds_is_left(grafana: FakeGrafana, served: Se
     with pytest.raises(UserError, match="data source 'tailspan Prometheus' comes from a provisioning file"):
         pushed(served.url)
     grafana.boards[uid]["dashboard"]["panels"].pop()
-    with pytest.raises(UserError, match="dashboard .* comes from a provisioning file"):
+    with pytest.raises(UserError, match=r"dashboard .* comes from a provisioning file"):
         pushed(served.url, sources=[])
 
 

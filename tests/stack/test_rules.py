@@ -1,4 +1,4 @@
-"""The stack's Prometheus rules: what is checked in is what the code makes, promtool takes it, and its rule tests pass."""
+"""The stack's Prometheus rules: what is checked in is what the code makes, and promtool takes it and its tests."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,8 +17,10 @@ from dashboards.commands import demo_command, report_command, up_command
 from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
 from loadgen.commands import run_command
+from loadgen.lab.commands import app_of as lab_app_of
 from loadgen.selfcheck import selfcheck_command
 from loadgen.traces.commands import traces
+from loadgen.watch.commands import watch_command
 from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
@@ -27,6 +30,17 @@ from telemetry.floor_command import floor_command
 from telemetry.gate_command import gate_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from telemetry.slo_commands import app as slo_app
+
+if TYPE_CHECKING:
+    from telemetry.twin import Twin
+
+
+def _twin() -> Twin:
+    """The engine in virtual time, for analyses that know no engine."""
+    from engine.replay import TWIN
+
+    return TWIN
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,8 +58,10 @@ app.command("run")(run_command)
 app.command("selfcheck")(selfcheck_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)
+app.command("watch")(watch_command)
 app.command("worker")(worker_command)
 app.add_typer(canaries_app, name="canaries")
+app.add_typer(lab_app_of(_twin), name="lab")
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")

@@ -31,7 +31,7 @@ _STEP_COLUMNS: Final = frozenset(STEPS.names)
 class Scraper:
     """Scrapes until stop().  zero_ns: the run's zero on the monotonic clock.  failures: target -> scrapes in vain.
 
-    paths: where a target serves its metrics, where that is not /metrics.
+    paths: where a target serves its metrics, where that is not /metrics.  interval_s: between two scrapes.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class Scraper:
         zero_ns: int,
         way: Way = DIRECT,
         paths: Mapping[str, str] | None = None,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._bundle = bundle
         self._way = way
         self._targets = list(dict.fromkeys(targets))
         self._paths = dict(paths or {})
+        self._interval_s = interval_s
         self._headers = dict(headers)
         self._zero_ns = zero_ns
         self._lock = threading.Lock()
@@ -86,7 +88,7 @@ class Scraper:
             first = True
             while True:
                 last = self._stop.wait(max(0.0, due - time.monotonic()))
-                due = max(due + INTERVAL_S, time.monotonic())
+                due = max(due + self._interval_s, time.monotonic())
                 for target in self._targets:
                     series.append(self._metrics(target, buckets=first or last))
                 first = False

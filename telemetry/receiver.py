@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import zlib
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -46,13 +47,22 @@ class Receiver:
     """Accepts ``POST /v1/traces`` (protobuf, plain or gzip) and writes rows of ``telemetry.schema.SPANS``.
 
     folder: the spans folder of a bundle (made when missing); port 0 takes any free port.  ``spans`` counts rows
-    written, ``bad`` payloads refused.  Use start() and stop(), or as a context manager.
+    written, ``bad`` payloads refused.  on_rows: told the rows of each payload, on the thread that took it, once they
+    are written.  Use start() and stop(), or as a context manager.
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", port: int = 0, *, limit: int = LIMIT, name: str = "receiver"
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        limit: int = LIMIT,
+        name: str = "receiver",
+        on_rows: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         self._folder, self._host, self._port, self._limit, self._name = folder, host, port, limit, name
+        self._on_rows = on_rows
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
@@ -123,7 +133,19 @@ class Receiver:
                 self._writer.append(rows)
                 self._writer.flush()
             self.spans += len(rows)
+        if self._on_rows is not None and rows:
+            self._on_rows(rows)
         return len(rows)
+
+    def switch(self, folder: Path) -> None:
+        """From now on spans go into another folder; the part that was open is closed."""
+        with self._lock:
+            before, self._folder = self._writer, folder
+            if self._server is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._writer = PartWriter(folder, SPANS, self._name)
+        if before is not None:
+            before.close()
 
     def count_bad(self) -> None:
         """One more payload was refused."""

@@ -10,7 +10,7 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-pages accept-lab accept-lab-real accept-watch clean
+	accept-replay accept-million accept-fuzz accept-pages accept-peers accept-lab accept-lab-real accept-watch clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -107,6 +107,10 @@ accept-fuzz: $(VENV)/.run ## broken input: SSE_MINUTES (10) of streams, TRACE_MI
 accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first figure under 2 s, every filter under 1 s; 3 minutes
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_pages --requests $(REQUESTS)
+
+TARGETS ?= vllm,llama.cpp
+accept-peers: $(VENV)/.run ## real TARGETS (vllm,llama.cpp) under the load generator, phases by request; installs and compiles, 30 minutes
+	@$(BIN)/python -m benchmarks.accept_peers --peers $(TARGETS)
 
 SEEDS ?= 5
 accept-lab: $(VENV)/.run ## every scenario of the lab in virtual time, SEEDS (5) of each at two loads: the confusion matrix; hours

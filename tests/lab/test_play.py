@@ -168,7 +168,7 @@ def test_a_wrong_reading_is_counted_in_real_texts() -> None:
     assert (column(a, "prompt_tokens_reported") == column(a, "prompt_tokens_expected")).all()
     _, _, _, b = played("tokenizer", 0.5)
     ratio = column(b, "prompt_tokens_reported") / column(b, "prompt_tokens_expected")
-    assert ratio.min() > 1.02  # in proportion to the text
+    assert ratio.min() > 1 and np.median(ratio) > 1.02  # more tokens in every text
 
 
 def test_a_cap_shortens_answers_that_nobody_asked_to_be_short() -> None:

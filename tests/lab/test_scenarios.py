@@ -13,10 +13,13 @@ from loadgen.lab.proxy import KINDS
 from loadgen.lab.scenario import REAL, VIRTUAL, Scenario, drawn, find, read, shipped
 from loadgen.lab.trial import Trial
 from models.errors import UserError
-from telemetry.explain.causes import CAUSES, NO_CHANGE, UNKNOWN
+from telemetry.explain.causes import CAUSES, CLIENT, NO_CHANGE, UNKNOWN
 
 #: Of the design's table; S3b is its note on S3.
-TABLE = ["S1", "S3", "S3b", "S4", "S5", "S6", "S7", "S9", "S11", "S12", "S13", "S14", "S15", "S16", "S17", "S19", "S20", "S22", "S23", "S24", "S26", "S28", "S29"]
+TABLE = (
+    "S1", "S3", "S3b", "S4", "S5", "S6", "S7", "S9", "S11", "S12", "S13", "S14", "S15", "S16", "S17", "S19", "S20", "S22",
+    "S23", "S24", "S26", "S28", "S29",
+)  # fmt: skip
 
 
 def test_every_scenario_of_the_table_is_there_and_can_be_played() -> None:
@@ -31,6 +34,8 @@ def test_each_truth_is_a_cause_that_can_be_said() -> None:
     for one in shipped():
         if one.cause == NO_CHANGE:
             assert one.label == "none"
+        elif one.cause == CLIENT:
+            assert one.label == "invalid"
         else:
             assert CAUSES[one.cause].label == one.label, one.id
 

@@ -17,8 +17,8 @@ from telemetry.explain.causes import CAUSES, CLIENT, NO_CHANGE, UNKNOWN
 
 #: Of the design's table; S3b is its note on S3.
 TABLE = (
-    "S1", "S3", "S3b", "S4", "S5", "S6", "S7", "S9", "S11", "S12", "S13", "S14", "S15", "S16", "S17", "S19", "S20", "S22",
-    "S23", "S24", "S26", "S28", "S29",
+    "S1", "S3", "S3b", "S4", "S5", "S6", "S7", "S9", "S11", "S12", "S13", "S14", "S15", "S16", "S17", "S19", "S20",
+    "S22", "S23", "S24", "S26", "S28", "S29",
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from models.commands import app as models_app
 from models.errors import UserError
 from telemetry.commands import app as runs_app
 from telemetry.compare_command import compare_command
+from telemetry.explain_command import explain_with
 from telemetry.floor_command import floor_command
 from telemetry.gate_command import gate_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.command("compare")(compare_command)
 app.command("demo")(demo_command)
+app.command("explain")(explain_with(_twin))
 app.command("floor")(floor_command)
 app.command("gate")(gate_command)
 app.command("report")(report_command)

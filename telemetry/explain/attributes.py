@@ -8,13 +8,14 @@ for every partition s (class, replica, prompt length, answer length, share from 
 requests and e the share of those beyond t; a dropped request is beyond.  Mix says that other requests came, within that
 the same kind of request became slower.
 
-p-values: the labels A and B are exchanged inside pairs (of repeats; with few of them of blocks of time as well), and the
-sums compared.  Over all partitions the false-discovery rate is held (Benjamini and Hochberg 1995).
+p-values: the labels A and B are exchanged inside pairs (of repeats; with few of them of blocks of time as well), and
+the sums compared.  Over all partitions the false-discovery rate is held (Benjamini and Hochberg 1995).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
@@ -60,11 +61,7 @@ def partitions(
         if len(crossed.cells) > 1:
             found.append(crossed)
     kept = false_discovery([p for one in found for p in (one.p_mix, one.p_within)], RATE)
-    marked = [
-        Partition(one.attributes, one.change, one.mix, one.within, one.p_mix, one.p_within, bool(kept[2 * k] or kept[2 * k + 1]),
-                  one.cells)
-        for k, one in enumerate(found)
-    ]  # fmt: skip
+    marked = [replace(one, found=bool(kept[2 * k] or kept[2 * k + 1])) for k, one in enumerate(found)]
     return tuple(sorted(marked, key=lambda one: (not one.found, -_telling(one), len(one.attributes))))
 
 
@@ -182,7 +179,7 @@ def _divide(
 
 
 def _joined(labels: Sequence[npt.NDArray[np.str_]]) -> list[npt.NDArray[np.str_]]:
-    """Cells with fewer than LEAST_IN_CELL requests on a side become one; it goes to the largest where it is small too."""
+    """Cells with fewer than LEAST_IN_CELL requests on a side become one."""
     counts = [dict(zip(*np.unique(side, return_counts=True), strict=True)) for side in labels]
     names = {*counts[0], *counts[1]}
     small = [name for name in names if min(int(side.get(name, 0)) for side in counts) < LEAST_IN_CELL]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from telemetry import names
-from telemetry.explain import counterfactual, step_times
+from telemetry.explain import measured, step_times
 from telemetry.explain.causes import CAUSES, UNKNOWN
 from telemetry.explain.loads import GROWN, LoadChange
 from telemetry.explain.result import Hypothesis
@@ -99,7 +99,7 @@ def _cause(reason: str, a: Sequence[Run], b: Sequence[Run], change: LoadChange |
 
 def _pool(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, list[str]]:
     """Out of KV memory: was as much free as the request needed?"""
-    pages = [[counterfactual.limits(one)[2] for run in side for one in run.steps] for side in (a, b)]
+    pages = [[measured.limits(one)[2] for run in side for one in run.steps] for side in (a, b)]
     pools = [max((one for one in side if one is not None), default=None) for side in pages]
     said = [f"KV pages {pools[0]} -> {pools[1]}"] if None not in pools else []
     run = b[0]
@@ -133,7 +133,7 @@ def _free_at(run: Run, moment: float) -> float | None:
 def _long_context(run: Run, reason: str) -> str | None:
     """Whether drops fall into the time of one request that holds a large part of the pool."""
     dropped = run["intended_s"][_with_reason(run, reason)]
-    pages = [counterfactual.limits(one)[2] for one in run.steps]
+    pages = [measured.limits(one)[2] for one in run.steps]
     pool = max((one for one in pages if one is not None), default=None)
     if len(dropped) < 3 or pool is None:
         return None
@@ -148,8 +148,8 @@ def _long_context(run: Run, reason: str) -> str | None:
     if inside < UNDER_IT or inside < 1.5 * (end - begin) / length:
         return None
     return (
-        f"request {run.index[largest]} has {tokens[largest]:.0f} tokens, {100 * tokens[largest] / (16 * pool):.0f} % of the "
-        f"pool; {100 * inside:.0f} % of the drops fall into its {end - begin:.1f} s"
+        f"request {run.index[largest]} has {tokens[largest]:.0f} tokens, {100 * tokens[largest] / (16 * pool):.0f} % of"
+        f" the pool; {100 * inside:.0f} % of the drops fall into its {end - begin:.1f} s"
     )
 
 

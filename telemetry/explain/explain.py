@@ -37,8 +37,9 @@ from telemetry.slo import Slo
 from telemetry.twin import Twin
 
 CERTAIN: Final = 1e-6  # a rise of dropped in a single pair that no queue makes by chance
-QUEUE_MODEL: Final = "queue model"
-ENGINE_TWIN: Final = "the engine's twin"
+#: What replays the what-ifs: its name, and how many requests it may replay (tens of seconds).
+QUEUE_MODEL: Final = ("queue model", 300_000)
+ENGINE_TWIN: Final = ("engine's twin", 60_000)
 _FIGURES: Final = {one.name: one for one in FIGURES}
 Windows = tuple[tuple[float, float], tuple[float, float]]
 
@@ -91,7 +92,7 @@ class _Explainer:
         sides: Sequence[Sequence[Run]],
         comparison: Comparison,
         replay: Replay,
-        through: str,
+        through: tuple[str, int],
         warm_up: float,
         figure: str | None,
     ) -> None:
@@ -139,7 +140,7 @@ class _Explainer:
         layer1 += [contributions(self.a, self.b, measure, q, self.warm_up) for q in (50.0, 90.0, 99.0) if q != p]
         phases = tuple(one for one in layer1 if one is not None)
         main = layer1[0]
-        layer2 = causes(self.a, self.b, figure, self.replay, self.through, self.warm_up)
+        layer2 = causes(self.a, self.b, figure, self.replay, *self.through, self.warm_up)
         threshold = self._threshold(figure)
         layer3 = partitions(self.a, self.b, _FIGURES[figure].measure, threshold, self.warm_up) if threshold else ()
         if effect is not None and self.asked is not None and effect.verdict != WORSE:
@@ -172,7 +173,7 @@ class _Explainer:
             )  # fmt: skip
             return self._made(NOTHING, "", [hypothesis], change)
         hypothesis = Hypothesis(
-            NO_CHANGE, "nothing got worse that can be told from noise", "", tuple([*said, *refused]),
+            NO_CHANGE, "nothing got worse that can be told from noise", "", (*said, *refused),
             "more pairs see smaller changes: tailspan run … --repeats K --against URL",
         )  # fmt: skip
         return self._made(NOTHING, "", [hypothesis], change)

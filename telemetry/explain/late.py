@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from telemetry import names
-from telemetry.explain import counterfactual, step_times
+from telemetry.explain import measured, step_times
 from telemetry.explain.causes import CAUSES, UNKNOWN
 from telemetry.explain.loads import LoadChange
 from telemetry.explain.result import Causes, Hypothesis, Partition, Phases
@@ -52,6 +52,9 @@ def hypotheses(
         for part in phases.parts:
             share = part.change_s / phases.change_s
             cause = OUTSIDE.get(part.phase)
+            if part.phase == OTHER:  # of a first token: network, and what of stalls and preemptions lies before it
+                outside = min(max(0.0, _network_change(a, b) / phases.change_s), max(0.0, share))
+                inside, share = inside + share - outside, outside
             if cause is None:
                 inside += share
             else:
@@ -70,6 +73,17 @@ def hypotheses(
         for name, share in ranked[:MOST]
     ]  # fmt: skip
     return found or [unknown(phases, causes, change)]
+
+
+def _network_change(a: Sequence[Run], b: Sequence[Run]) -> float:
+    """By how much the mean time between client and server grew (s)."""
+    means = []
+    for side in (a, b):
+        rows = [(run["end_s"] - run["sent_s"] - run["server_duration_s"])[run.answered] for run in side]
+        known = np.concatenate(rows)
+        known = known[~np.isnan(known)]
+        means.append(float(known.mean()) if len(known) else 0.0)
+    return means[1] - means[0]
 
 
 def unknown(phases: Phases | None, causes: Causes | None, change: LoadChange | None) -> Hypothesis:
@@ -113,7 +127,8 @@ def _factor_words(factor: str) -> str:
     return {
         "arrivals": "arrivals", "prompt_lengths": "prompts", "output_lengths": "answers",
         "cache_misses": "cache misses", "engine_speed": "step times", "batch_size": "batch limits",
-        "batch_limit": "batch limits", "kv_pressure": "KV pool", "host_stall": "stalls", "cold_start": "slow first steps",
+        "batch_limit": "batch limits", "kv_pressure": "KV pool", "host_stall": "stalls",
+        "cold_start": "slow first steps",
     }.get(factor, factor)  # fmt: skip
 
 
@@ -191,7 +206,7 @@ def _from_mix(one: Partition, shares: dict[str, float], evidence: dict[str, list
     if cause is None or cause not in shares or not one.found or one.change <= 0:
         return
     evidence.setdefault(cause, []).append(
-        f"by {one.attributes[0]}: mix makes {100 * one.mix:+.1f} of {100 * one.change:+.1f} points beyond A's percentile"
+        f"by {one.attributes[0]}: mix makes {100 * one.mix:+.1f} of {100 * one.change:+.1f} points beyond A's figure"
     )
 
 
@@ -237,12 +252,12 @@ def steps_of(a: Sequence[Run], b: Run, name: str, requests: Sequence[int]) -> tu
     logs = [one for one in b.steps if len(one)]
     if not logs:
         return ()
-    if name == counterfactual.STALLS:
+    if name == measured.STALLS:
         worst = max(logs, key=lambda one: float(np.nan_to_num(one["gap_ns"]).max()))
         order = np.argsort(-np.nan_to_num(worst["gap_ns"]), kind="stable")[:EXAMPLES]
         return tuple(int(worst["step"][one]) for one in order)
     formula = step_times.fit([one for run in a for one in run.steps])
-    if name in (counterfactual.SPEED, counterfactual.COLD, "replica") and formula is not None:
+    if name in (measured.SPEED, measured.COLD, "replica") and formula is not None:
         beyond = [one.seconds / step_times.predicted(one, formula) for one in logs]
         worst_at = max(range(len(logs)), key=lambda at: float(beyond[at].max()))
         order = np.argsort(-beyond[worst_at], kind="stable")[:EXAMPLES]

@@ -44,7 +44,8 @@ class _Course:
         self.reading: list[list[int]] = []  # [request, tokens left], in order of admission
         self.ends: list[tuple[int, int]] = []  # (step of the last token, request) of those that decode
         self.begun: dict[int, int] = {}  # step of the first token of those that decode
-        self.held = 0.0  # tokens of KV of those that decode, at the current step
+        self.held = 0.0  # tokens of context of those that decode, at the current step
+        self.shared = 0  # of them, tokens in pages that the prefix cache had
         self.order: list[int] = []  # admitted, oldest first
         self.made = [0] * n  # tokens of the answer that a preempted request had
         self.pauses = sorted(server.stalls)
@@ -79,12 +80,15 @@ class _Course:
         return not self.order or self._held() + self._size(self.waiting[0]) <= self.pool
 
     def _size(self, request: int) -> float:
+        """Tokens of its own pages once its prompt is read; those from the cache are shared."""
         block = self.server.block_size
-        return float(-(-(self.prompt[request] + self.made[request] + 1) // block) * block)
+        own = self.prompt[request] + self.made[request] + 1 - self.cached[request]
+        return float(-(-own // block) * block)
 
     def _held(self) -> float:
         block = self.server.block_size
-        return self.held + block / 2 * len(self.ends) + sum(self._size(request) for request, _ in self.reading)
+        reading = sum(self._size(request) for request, _ in self.reading)
+        return self.held - self.shared + block / 2 * len(self.ends) + reading
 
     def _seconds(self, prompt: float, context: float, attended: float) -> float:
         c = self.server.coefficients
@@ -186,11 +190,13 @@ class _Course:
             heapq.heappush(self.ends, (self.step + max(0, left), request))
             self.begun[request] = self.step
             self.held += self.prompt[request] + self.made[request] + 1
+            self.shared += self.cached[request]
 
     def _finish(self) -> None:
         while self.ends and self.ends[0][0] <= self.step:
             _, request = heapq.heappop(self.ends)
             self.held -= self._context(request)
+            self.shared -= self.cached[request]
             self.last[request] = self.now
             self.order.remove(request)
             del self.begun[request]
@@ -206,10 +212,10 @@ class _Course:
         request = self.order.pop()
         if request in self.begun:
             self.held -= self._context(request)
+            self.shared -= self.cached[request]
             self.made[request] += 1 + self.step - self.begun.pop(request)
             self.ends = [one for one in self.ends if one[1] != request]
             heapq.heapify(self.ends)
-            self.cached[request] = 0
         else:
             self.reading = [entry for entry in self.reading if entry[0] != request]
         self.waiting.appendleft(request)

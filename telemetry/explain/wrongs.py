@@ -44,7 +44,7 @@ def rise(a: Sequence[Run], b: Sequence[Run]) -> float:
 
 
 def signs(a: Sequence[Run], b: Sequence[Run]) -> bool:
-    """Do canaries, counters or a cap on the length say that answers are wrong, whatever the verdicts of the rows say?"""
+    """Do canaries, counters or a cap on the length say that answers are wrong, whatever the rows' own verdicts say?"""
     return bool(_from_canaries(a, b) or nonfinite(a, b) or _capped(a, b))
 
 
@@ -77,7 +77,7 @@ def hypotheses(a: Sequence[Run], b: Sequence[Run]) -> list[Hypothesis]:
         found.append(
             Hypothesis(
                 name, known.words if known else "answers fail a check, and nothing tells why",
-                known.layer if known else "", tuple([*evidence[name], *place]),
+                known.layer if known else "", (*evidence[name], *place),
                 known.disprove if known else "run the canaries: tailspan canaries check", min(1.0, share),
                 tuple(rows.get(name, _wrong_rows(b[0]))),
             )

@@ -8,6 +8,7 @@ Spans are written as they come, in the order they come; nothing is merged or dro
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -83,7 +84,7 @@ class Receiver:
         if self._server is not None:
             raise RuntimeError("receiver: started twice")
         try:
-            server = ThreadingHTTPServer((self._host, self._port), _handler_of(self))
+            server = _Server((self._host, self._port), _handler_of(self))
         except OSError as error:
             raise UserError(
                 f"cannot listen for spans on {self._host}:{self._port}: {error.strerror or error}",
@@ -156,6 +157,13 @@ class Receiver:
     def limit(self) -> int:
         """Most bytes of one payload, before and after decompression."""
         return self._limit
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """An exporter that hangs up before its answer is nobody's concern; anything else is shown."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def span_rows(message: ExportTraceServiceRequest) -> list[dict[str, Any]]:

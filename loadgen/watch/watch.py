@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from loadgen.preflight import Target
 from loadgen.watch.canary import Canaries
+from loadgen.watch.explained import window_of
 from loadgen.watch.retention import Retention
 from loadgen.watch.verdict import Breach, Breaches, Look, Recent
 from loadgen.watch.window import OpenWindow
@@ -29,6 +30,7 @@ from telemetry.receiver import Receiver
 from telemetry.slo import Slo
 
 QUEUE: Final = 100_000  # spans between two ticks
+REMEMBERED: Final = 200_000  # ids of spans
 BREACH_FILE: Final = "breach.json"
 #: (bundle of the good window, its bounds) and the bad one -> what is said of them; plain JSON, and Markdown.
 Explain = Callable[[tuple[Bundle, float, float], tuple[Bundle, float, float]], tuple[dict[str, Any], str]]
@@ -69,6 +71,7 @@ class Watch:
         self.canaries = canaries
         self._queued: deque[dict[str, Any]] = deque(maxlen=QUEUE)
         self._lock = threading.Lock()
+        self._known: dict[str, None] = {}  # ids of spans that were taken, the oldest first
         self.receiver = Receiver(settings.root / "early", port=otlp_port, on_rows=self._heard)
         self.breaches, self.retention = Breaches(), Retention(settings.keep, settings.disk_bytes)
         self._recent = Recent(slo, settings.look_s)
@@ -127,7 +130,7 @@ class Watch:
 
     def _drain(self, now_s: float) -> None:
         with self._lock:
-            spans = list(self._queued)
+            spans = [one for one in self._queued if self._is_new(one["span_id"])]
             self._queued.clear()
         if not spans or self.window is None:
             return
@@ -135,6 +138,15 @@ class Watch:
         if rows:
             self._span_at = now_s
             self._recent.add(now_s, rows)
+
+    def _is_new(self, span_id: str) -> bool:
+        """An exporter that had no answer in time sends its spans again."""
+        if span_id in self._known:
+            return False
+        self._known[span_id] = None
+        if len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return True
 
     def _ask(self, now_s: float) -> None:
         assert self.canaries is not None and self.window is not None
@@ -192,8 +204,7 @@ class Watch:
             except UserError as error:
                 found["explanation"], text = None, text + f"\nNot explained: {error}\n"
             command = (
-                f"tailspan explain {good_part[0].path} {bad_part[0].path} "
-                f"--window {good_part[1]:.0f}:{good_part[2]:.0f},{bad_part[1]:.0f}:{bad_part[2]:.0f}"
+                f"tailspan explain {good_part[0].path} {bad_part[0].path} --window {window_of(good_part, bad_part)}"
             )
             text += f"\n    {command}\n"
         folder.mkdir(parents=True, exist_ok=True)

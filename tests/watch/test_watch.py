@@ -172,6 +172,19 @@ def test_a_silent_server_is_no_breach_of_latency_but_its_silence_is_told(tmp_pat
     watch.stop(clock.s)
 
 
+def test_spans_that_are_sent_twice_are_one_request(tmp_path: Path, policy: slo.Slo) -> None:
+    watch = watch_of(tmp_path / "w", policy)
+    watch.start(0.0, ZERO)
+    sent = payload([request_span(number, 0.0) for number in range(5)])
+    for second in (1, 2):
+        watch.receiver.take(sent, "")
+        watch.receiver.take(sent, "")
+        watch.tick(float(second), ZERO + second * 10**9)
+    watch.stop(3.0)
+    (path,) = list_runs(tmp_path / "w" / "windows")
+    assert Bundle.open(path).scheduled == 5
+
+
 def test_metrics_of_the_target_go_into_the_window(tmp_path: Path, policy: slo.Slo) -> None:
     with StubThread(lambda request: [plain("200 OK", b"vllm:num_requests_running 3\n")]) as stub:
         watch = watch_of(tmp_path / "w", policy, url=stub.url)

@@ -45,6 +45,10 @@ class Recent:
         """Rows that came at ``at_s``."""
         self._rows.extend((at_s, row) for row in rows)
 
+    def count_since(self, at_s: float) -> int:
+        """Rows that came from then on, of those that are still held."""
+        return sum(came >= at_s for came, _ in self._rows)
+
     def look(self, now_s: float) -> Look:
         """Judge what is there."""
         while self._rows and self._rows[0][0] < now_s - self.seconds:

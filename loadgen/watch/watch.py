@@ -29,6 +29,7 @@ from telemetry.parts import write_atomically
 from telemetry.receiver import Receiver
 from telemetry.slo import Slo
 
+ENOUGH: Final = 120  # requests of the bad time that a comparison of windows needs (telemetry.compare asks for 100)
 QUEUE: Final = 100_000  # spans between two ticks
 REMEMBERED: Final = 200_000  # ids of spans
 BREACH_FILE: Final = "breach.json"
@@ -51,6 +52,16 @@ class Settings:
     breaches: int = 20
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     way: Way = DIRECT
+
+
+@dataclass(slots=True)
+class Called:
+    """A breach whose comparison is to be made.  rows: requests since it began.  compared: once already."""
+
+    breach: Breach
+    folder: Path
+    rows: int
+    compared: bool = False
 
 
 class Watch:
@@ -83,7 +94,7 @@ class Watch:
         self._now_s = 0.0
         self._closed: deque[tuple[Path, float, float]] = deque(maxlen=2)  # (path, opened, closed) of the last windows
         self._pinned: deque[tuple[Path, frozenset[str]]] = deque()  # breach folder, its windows
-        self._again: tuple[float, Breach, Path] | None = None
+        self._called: Called | None = None
         self._canary_breach: Breach | None = None
 
     @property
@@ -109,10 +120,7 @@ class Watch:
         if now_s >= self._judge_at:
             self._judge_at = now_s + self._settings.judge_s
             self._judge(now_s, now_unix_ns)
-        if self._again is not None and now_s >= self._again[0]:
-            _, breach, folder = self._again
-            self._again = None
-            self._compare(breach, folder, now_s, now_unix_ns)
+        self._compare_if_due(now_s, now_unix_ns)
         if now_s - self._opened_s >= self._settings.period_s:
             self._roll(now_s, now_unix_ns)
 
@@ -138,6 +146,8 @@ class Watch:
         if rows:
             self._span_at = now_s
             self._recent.add(now_s, rows)
+            if self._called is not None:
+                self._called.rows += len(rows)
 
     def _is_new(self, span_id: str) -> bool:
         """An exporter that had no answer in time sends its spans again."""
@@ -166,9 +176,24 @@ class Watch:
             return
         folder = self._settings.root / "breaches" / f"{now_unix_ns // 10**9}"
         self._say(f"BREACH {breach.reason} (since {now_s - breach.from_s:.0f} s); {folder}")
-        self._compare(breach, folder, now_s, now_unix_ns)
-        # more of the bad time makes a better comparison
-        self._again = (now_s + 4 * self._settings.look_s, breach, folder)
+        self._called = Called(breach, folder, self._recent.count_since(breach.from_s))
+        self._write(
+            folder, {"reason": breach.reason, "target": self._server.url}, "\nToo few requests yet to compare.\n"
+        )
+
+    def _compare_if_due(self, now_s: float, now_unix_ns: int) -> None:
+        """As soon as there are enough requests to compare, and once more with more of the bad time."""
+        called, look_s = self._called, self._settings.look_s
+        if called is None:
+            return
+        waited = now_s - called.breach.seen_s
+        if not called.compared and (called.rows >= ENOUGH or waited >= 2 * look_s or called.breach.until_s is not None):
+            called.compared = True
+        elif waited >= 4 * look_s:
+            self._called = None
+        else:
+            return
+        self._compare(called.breach, called.folder, now_s, now_unix_ns)
 
     def _compare(self, breach: Breach, folder: Path, now_s: float, now_unix_ns: int) -> None:
         """Close the window, and put the last good stretch beside the bad one."""
@@ -189,7 +214,7 @@ class Watch:
             if good is None
             else self._part(max(good[0], good[1] - 10 * self._settings.look_s), min(good[1], breach.from_s))
         )
-        text = f"# Breach: {breach.reason}\n"
+        text = ""
         windows: set[str] = set()
         for name, part in (("good", good_part), ("bad", bad_part)):
             if part is not None:
@@ -200,17 +225,21 @@ class Watch:
         else:
             try:
                 found["explanation"], said = self._explain(good_part, bad_part)
-                text += f"\n{said}\n"
+                text += f"\nTwo stretches of production, without a replay: approximate.\n\n{said}\n"
             except UserError as error:
                 found["explanation"], text = None, text + f"\nNot explained: {error}\n"
             command = (
                 f"tailspan explain {good_part[0].path} {bad_part[0].path} --window {window_of(good_part, bad_part)}"
             )
             text += f"\n    {command}\n"
+        self._write(folder, found, text)
+        self._pin(folder, frozenset(windows))
+
+    @staticmethod
+    def _write(folder: Path, found: dict[str, Any], text: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / BREACH_FILE, json.dumps(found, indent=1).encode())
-        write_atomically(folder / "breach.md", text.encode())
-        self._pin(folder, frozenset(windows))
+        write_atomically(folder / "breach.md", f"# Breach: {found['reason']}\n{text}".encode())
 
     def _part(self, start_s: float, end_s: float) -> tuple[Bundle, float, float] | None:
         """The closed window that holds most of a stretch of the watch's clock, and its bounds in that window."""

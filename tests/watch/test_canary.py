@@ -110,7 +110,7 @@ def test_a_watch_asks_at_its_trickle_and_calls_a_breach_when_answers_are_wrong(t
             spans = [request_span(number, float(second))]
             if canaries.traces and second % 5 == 1:  # the server's span of our own question comes too
                 mine = sorted(canaries.traces)[0]
-                spans.append({**request_span(0, float(second)), "number": int(mine, 16) - 1})
+                spans.append({**request_span(0, float(second)), "number": 10_000 + second, "trace": mine})
             number += 1
             watch.receiver.take(payload(spans), "")
             watch.tick(float(second), ZERO + second * 10**9)

@@ -45,7 +45,7 @@ def payload(spans: Iterable[dict[str, Any]]) -> bytes:
     scope = resource.scope_spans.add()
     for one in spans:
         span = scope.spans.add()
-        span.trace_id = (one["number"] + 1).to_bytes(16, "big")
+        span.trace_id = bytes.fromhex(one["trace"]) if "trace" in one else (one["number"] + 1).to_bytes(16, "big")
         span.span_id = (one["number"] + 1).to_bytes(8, "big")
         span.name, span.kind = names.SERVER_SPAN, 2
         span.start_time_unix_nano, span.end_time_unix_nano = one["start"], one["end"]

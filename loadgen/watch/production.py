@@ -22,7 +22,7 @@ _COMPLETION: Final = (names.ATTR_OUTPUT_TOKENS, "gen_ai.usage.completion_tokens"
 
 def is_request(span: Mapping[str, Any]) -> bool:
     """Is it the span of a whole request (ours or vLLM's)?"""
-    return span["name"] == names.SERVER_SPAN
+    return bool(span["name"] == names.SERVER_SPAN)
 
 
 def row_of(span: Mapping[str, Any], index: int, target: str, zero_unix_ns: int) -> dict[str, Any]:

@@ -10,7 +10,11 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
+<<<<<<< HEAD
 	accept-replay accept-million accept-fuzz accept-pages accept-peers accept-lab accept-lab-real accept-watch clean
+=======
+	accept-replay accept-million accept-fuzz accept-pages accept-compare accept-why clean
+>>>>>>> why
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -68,7 +72,7 @@ bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor a
 	@echo "== quiet the machine first; peers are installed into build/peers once (several GB)"
 	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-pages accept-canaries ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-pages accept-canaries accept-compare accept-why ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -108,6 +112,7 @@ accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first fi
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_pages --requests $(REQUESTS)
 
+<<<<<<< HEAD
 TARGETS ?= vllm,llama.cpp
 accept-peers: $(VENV)/.run ## real TARGETS (vllm,llama.cpp) under the load generator, phases by request; installs and compiles, 30 minutes
 	@$(BIN)/python -m benchmarks.accept_peers --peers $(TARGETS)
@@ -123,6 +128,15 @@ accept-lab-real: $(VENV)/.run ## the scenarios that a real engine can have, SEED
 WATCH_MINUTES ?= 60
 accept-watch: $(VENV)/.run ## tailspan watch for WATCH_MINUTES (60), a fault in the middle: seen in 2 minutes, called by name, memory level
 	@$(BIN)/python -m benchmarks.accept_watch --minutes $(WATCH_MINUTES)
+=======
+PAIRS ?= 2000
+accept-compare: $(VENV)/.run ## PAIRS (2000) unchanged pairs at three loads in virtual time: false alarms, power, K; hours
+	@$(BIN)/python -m benchmarks.accept_compare --pairs $(PAIRS) --out build/accept-compare.md
+
+accept-why: $(VENV)/.run ## compare and explain on REQUESTS (1000000) a side: under 10 s, under 60 s, under 4 GB
+	@echo "== quiet the machine first"
+	@$(BIN)/python -m benchmarks.accept_why --requests $(REQUESTS)
+>>>>>>> why
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -18,6 +18,7 @@ from telemetry.explain import step_times
 from telemetry.explain.contributions import interval
 from telemetry.explain.side import Run
 
+LEAST: Final = 10  # requests to take a median of
 GROWN: Final = math.log(1.1)  # of the load, from which it is called grown
 
 
@@ -86,9 +87,7 @@ def _pair(a: Run, b: Run) -> tuple[float, float, float] | None:
         before, after = step_times.speed(a.steps, formula), step_times.speed(b.steps, formula)
         slower = after.total / before.total if before is not None and after is not None else 1.0
     else:
-        costs = [_costs(one) for one in sides]
-        ratios = [y / x for x, y in zip(*costs, strict=True) if x > 0 and y > 0]
-        slower = float(np.exp(np.mean(np.log(ratios)))) if ratios else 1.0
+        slower = _slower(a, b)
     return math.log(rates[1] / rates[0]), math.log(work[1] / work[0]), -math.log(slower)
 
 
@@ -101,11 +100,39 @@ def _work(run: Run, prompt_s: float, answer_s: float) -> float:
     return float(np.nanmean(prompt_s * computed + answer_s * answer))
 
 
+def _slower(a: Run, b: Run) -> float:
+    """How many times as long a token took, at equal batch where the server tells it; else of the tenth that took least.
+
+    A larger batch makes every token of it slower, which is the load's doing and not the engine's.
+    """
+    ratios = []
+    for left, right in zip(_per_token(a), _per_token(b), strict=True):
+        known = [np.isfinite(one) & (one > 0) for one in (left, right)]
+        if min(int(one.sum()) for one in known) < LEAST:
+            continue
+        batches = [np.round(2 * np.log2(np.maximum(run["batch_size_mean"], 1.0))) for run in (a, b)]
+        logs, weights = [], []
+        for size in np.unique(batches[0][known[0] & np.isfinite(batches[0])]):
+            rows = [one & (batch == size) for one, batch in zip(known, batches, strict=True)]
+            n = min(int(one.sum()) for one in rows)
+            if n >= LEAST:
+                logs.append(math.log(float(np.median(right[rows[1]]) / np.median(left[rows[0]]))))
+                weights.append(n)
+        if logs:
+            ratios.append(float(np.average(logs, weights=weights)))
+        else:
+            ratios.append(math.log(float(np.quantile(right[known[1]], 0.1) / np.quantile(left[known[0]], 0.1))))
+    return math.exp(float(np.mean(ratios))) if ratios else 1.0
+
+
+def _per_token(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds that a computed prompt token and an answer token took, of every answered request; NaN elsewhere."""
+    computed = np.maximum(run["input_tokens"] - np.nan_to_num(run["cached_tokens"]), 1)
+    prefill = np.where(run.answered, run[f"phase_{names.PREFILL}_s"] / computed, np.nan)
+    return prefill, np.where(run.answered, run["tpot_s"], np.nan)
+
+
 def _costs(run: Run) -> tuple[float, float]:
     """Median seconds that a prompt token and an answer token took; 0 where nothing is known of it."""
-    rows = run.answered
-    computed = np.maximum(run["input_tokens"] - np.nan_to_num(run["cached_tokens"]), 1)[rows]
-    prefill = run[f"phase_{names.PREFILL}_s"][rows] / computed
-    tpot = run["tpot_s"][rows]
-    found = [float(np.nanmedian(one)) if np.isfinite(one).any() else 0.0 for one in (prefill, tpot)]
+    found = [float(np.nanmedian(one)) if np.isfinite(one).any() else 0.0 for one in _per_token(run)]
     return found[0], found[1]

@@ -10,11 +10,8 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-<<<<<<< HEAD
-	accept-replay accept-million accept-fuzz accept-pages accept-peers accept-lab accept-lab-real accept-watch clean
-=======
-	accept-replay accept-million accept-fuzz accept-pages accept-compare accept-why clean
->>>>>>> why
+	accept-replay accept-million accept-fuzz accept-pages accept-compare accept-why accept-peers accept-lab \
+	accept-lab-real accept-watch clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -112,7 +109,6 @@ accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first fi
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_pages --requests $(REQUESTS)
 
-<<<<<<< HEAD
 TARGETS ?= vllm,llama.cpp
 accept-peers: $(VENV)/.run ## real TARGETS (vllm,llama.cpp) under the load generator, phases by request; installs and compiles, 30 minutes
 	@$(BIN)/python -m benchmarks.accept_peers --peers $(TARGETS)
@@ -128,7 +124,7 @@ accept-lab-real: $(VENV)/.run ## the scenarios that a real engine can have, SEED
 WATCH_MINUTES ?= 60
 accept-watch: $(VENV)/.run ## tailspan watch for WATCH_MINUTES (60), a fault in the middle: seen in 2 minutes, called by name, memory level
 	@$(BIN)/python -m benchmarks.accept_watch --minutes $(WATCH_MINUTES)
-=======
+
 PAIRS ?= 2000
 accept-compare: $(VENV)/.run ## PAIRS (2000) unchanged pairs at three loads in virtual time: false alarms, power, K; hours
 	@$(BIN)/python -m benchmarks.accept_compare --pairs $(PAIRS) --out build/accept-compare.md
@@ -136,7 +132,6 @@ accept-compare: $(VENV)/.run ## PAIRS (2000) unchanged pairs at three loads in v
 accept-why: $(VENV)/.run ## compare and explain on REQUESTS (1000000) a side: under 10 s, under 60 s, under 4 GB
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_why --requests $(REQUESTS)
->>>>>>> why
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

@@ -135,6 +135,15 @@ def test_an_invalid_run_says_nothing_of_faults() -> None:
     assert matrix.score(trials).f1 == 1.0
 
 
+def test_two_faults_count_when_both_are_named_in_their_order() -> None:
+    def two(second: str, said: tuple[str, str] = LOAD) -> Trial:
+        return Trial("D", VIRTUAL, 0.5, 0, 1.0, LOAD, said, second, 1.0, "", then="engine_speed")
+
+    found = matrix.score([two("engine_speed"), two(""), two("arrivals", LATE), trial(NONE, NONE)])
+    assert (found.two, found.ordered, found.right) == (3, 1, 3)
+    assert "two at once in their order 1 of 3" in found.sentence()
+
+
 def test_markdown_and_json_agree_with_the_text() -> None:
     trials = [trial(LATE, LOAD, "S9"), trial(LATE, LATE, "S9"), trial(NONE, NONE, "S29")]
     lines = matrix.markdown(trials).splitlines()

@@ -21,8 +21,8 @@ WORKLOAD: Final = frozenset({"arrivals", "prompt_lengths", "output_lengths", "no
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """right: top-1 causes; labels: classes; of ``trials``.  two: trials with two faults; ordered: both named, the larger
-    first.  f1: of telling a fault from a change of the workload."""
+    """right: top-1 causes; labels: classes; of ``trials``.  two: trials with two faults; ordered: both named, the
+    larger first.  f1: of telling a fault from a change of the workload."""
 
     trials: int
     right: int

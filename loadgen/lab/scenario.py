@@ -41,7 +41,10 @@ WAYS: Final = (VIRTUAL, SERVER, REAL)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """label, cause: the right verdict; then: the smaller cause, where two were played at once.  virtual, real: what is done, as the file has it; empty: not that way."""
+    """label, cause: the right verdict; then: the smaller cause, where two were played at once.
+
+    virtual, real: what is done, as the file has it; empty: not that way.
+    """
 
     id: str
     title: str

@@ -40,7 +40,10 @@ Explain = Callable[[Sequence[Bundle], Sequence[Bundle]], Said]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """truth and said: (label, cause); then, second: the second causes, "" where there is none.  size: as drawn.  a, b: run ids; folder: where they lie, "" where not kept."""
+    """truth and said: (label, cause); then, second: the second causes, "" where there is none.
+
+    size: as drawn.  a, b: run ids; folder: where they lie, "" where not kept.
+    """
 
     scenario: str
     way: str

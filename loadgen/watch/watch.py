@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadgen.preflight import Target
+from loadgen.scrape import newest_steps
 from loadgen.watch.canary import Canaries
 from loadgen.watch.explained import window_of
 from loadgen.watch.retention import Retention
@@ -90,6 +91,7 @@ class Watch:
         self.window: OpenWindow | None = None
         self._opened_s = self._judge_at = self._canary_at = 0.0
         self._span_at: float | None = None
+        self._steps: dict[str, int] = {}  # the newest that are in a closed window
         self._started_s = 0.0
         self._now_s = 0.0
         self._closed: deque[tuple[Path, float, float]] = deque(maxlen=2)  # (path, opened, closed) of the last windows
@@ -107,6 +109,7 @@ class Watch:
         """Listen, and open the first window.  Raises UserError when the port is taken."""
         self.receiver.start()
         self._started_s = self._now_s = now_s
+        self._steps = newest_steps([self._server.url], self._settings.headers, self._settings.way)
         self._judge_at, self._canary_at = now_s + self._settings.judge_s, now_s
         self._open(now_s, now_unix_ns)
 
@@ -274,12 +277,14 @@ class Watch:
             way=self._settings.way,
             metrics_path=self._server.metrics_path,
             scrape_s=self._settings.scrape_s,
+            after=self._steps,
         )
 
     def _roll(self, now_s: float, now_unix_ns: int) -> None:
         """Close the window and open the next; spans that come meanwhile wait in the queue."""
         before = self.window
         opened = self._opened_s
+        self._steps = before.hush() if before is not None else self._steps
         self._open(now_s, now_unix_ns)
         if before is not None:
             self._finish(before, opened, now_s)
@@ -287,6 +292,7 @@ class Watch:
     def _close(self, now_s: float) -> None:
         if self.window is not None:
             before, self.window = self.window, None
+            before.hush()
             self.receiver.switch(self._settings.root / "early")
             self._finish(before, self._opened_s, now_s)
 

@@ -40,6 +40,7 @@ class OpenWindow:
         way: Way = DIRECT,
         metrics_path: str = "/metrics",
         scrape_s: float = 5.0,
+        after: Mapping[str, int] | None = None,
     ) -> None:
         self.target, self.slo, self.zero_unix_ns = target, slo, zero_unix_ns
         self.bundle = Bundle.create(
@@ -61,7 +62,7 @@ class OpenWindow:
         self._requests: PartWriter = self.bundle.writer("requests", "watch")
         receiver.switch(self.bundle.path / "spans")
         paths = {target: metrics_path}
-        self._scraper = Scraper(self.bundle, [target], headers, zero_ns, way, paths, interval_s=scrape_s)
+        self._scraper = Scraper(self.bundle, [target], headers, zero_ns, way, paths, interval_s=scrape_s, after=after)
         self._scraper.start()
 
     def take(self, spans: Sequence[Mapping[str, Any]], canaries: frozenset[str]) -> list[dict[str, Any]]:
@@ -84,13 +85,13 @@ class OpenWindow:
         self._requests.flush()
         self.rows += 1
 
-    @property
-    def failed_scrapes(self) -> int:
-        return self._scraper.failures[self.target]
+    def hush(self) -> dict[str, int]:
+        """Scrape once more and no more; the newest steps that were read."""
+        self._scraper.stop()
+        return self._scraper.last_steps
 
     def close(self, length_s: float) -> Summary:
-        """Gather its parts and judge it."""
-        self._scraper.stop()
+        """Gather its parts and judge it; it was hushed before."""
         self._requests.close()
         self.bundle.update(
             status=COMPLETE,

@@ -10,7 +10,7 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-virtual-speed bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why accept-infrastructure accept-grafana accept-compose lint-stack grafana-json clean
+	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why accept-infrastructure accept-grafana accept-compose lint-stack grafana-json accept-peers accept-lab accept-lab-real accept-watch clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -122,6 +122,22 @@ accept-remote: $(VENV)/.run ## a worker behind a line that delays, loses and bre
 accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first figure under 2 s, every filter under 1 s; 3 minutes
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_pages --requests $(REQUESTS)
+
+TARGETS ?= vllm,llama.cpp
+accept-peers: $(VENV)/.run ## real TARGETS (vllm,llama.cpp) under the load generator, phases by request; installs and compiles, 30 minutes
+	@$(BIN)/python -m benchmarks.accept_peers --peers $(TARGETS)
+
+SEEDS ?= 5
+accept-lab: $(VENV)/.run ## every scenario of the lab in virtual time, SEEDS (5) of each at two loads: the confusion matrix; hours
+	@$(BIN)/tailspan lab run --all --seeds $(SEEDS) --runs build/lab --markdown build/lab.md
+
+accept-lab-real: $(VENV)/.run ## the scenarios that a real engine can have, SEEDS (5) of each; most of a day, so name a smaller SEEDS
+	@echo "== quiet the machine first"
+	@$(BIN)/tailspan lab run --all --way real --seeds $(SEEDS) --runs build/lab-real --markdown build/lab-real.md
+
+WATCH_MINUTES ?= 60
+accept-watch: $(VENV)/.run ## tailspan watch for WATCH_MINUTES (60), a fault in the middle: seen in 2 minutes, called by name, memory level
+	@$(BIN)/python -m benchmarks.accept_watch --minutes $(WATCH_MINUTES)
 
 PAIRS ?= 2000
 accept-compare: $(VENV)/.run ## PAIRS (2000) unchanged pairs at three loads in virtual time: false alarms, power, K; hours

@@ -19,8 +19,10 @@ from engine.commands import serve_command
 from loadgen.canaries.commands import app as canaries_app
 from loadgen.capacity.commands import capacity_command
 from loadgen.commands import run_command
+from loadgen.lab.commands import app_of as lab_app_of
 from loadgen.selfcheck import selfcheck_command
 from loadgen.traces.commands import traces
+from loadgen.watch.commands import watch_command
 from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
@@ -62,9 +64,11 @@ app.command("run")(run_command)
 app.command("selfcheck")(selfcheck_command)
 app.command("serve")(serve_command)
 app.command("up")(up_command)
+app.command("watch")(watch_command)
 app.command("worker")(worker_command)
 app.add_typer(canaries_app, name="canaries")
 app.add_typer(grafana_app, name="grafana")
+app.add_typer(lab_app_of(_twin), name="lab")
 app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")

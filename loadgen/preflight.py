@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from email.message import Message
 from typing import Any, Final
 
 from loadgen.way import DIRECT, Way
@@ -57,14 +58,18 @@ def get(
 def fetch(
     url: str, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S, way: Way = DIRECT, data: bytes | None = None
 ) -> tuple[int, bytes, Mapping[str, str]]:
-    """``get`` with the answer's headers, which are looked up in any case."""
+    """``get`` with the answer's headers, names in lower case."""
     try:
         request = urllib.request.Request(url, headers=dict(headers), data=data)
         with way.opener.open(request, timeout=timeout_s) as answer:
-            return int(answer.status), bytes(answer.read(LIMIT)), answer.headers
+            return int(answer.status), bytes(answer.read(LIMIT)), _lower(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, error.read(LIMIT), error.headers
+            return error.code, error.read(LIMIT), _lower(error.headers)
+
+
+def _lower(headers: Message) -> dict[str, str]:
+    return {name.lower(): str(value) for name, value in headers.items()}
 
 
 def look(url: str, headers: Mapping[str, str], way: Way = DIRECT) -> Target:

@@ -44,7 +44,7 @@ from loadgen.plan import (
 from loadgen.progress import Progress, Totals
 from loadgen.prompts import PromptMaker
 from loadgen.schedule import Schedule, build
-from loadgen.scrape import Scraper
+from loadgen.scrape import Scraper, newest_steps
 from loadgen.traces import find, registry
 from loadgen.traces.trace import Trace
 from loadgen.transforms import Transforms, check
@@ -350,7 +350,7 @@ def run(
     def on_start(zero_ns: int, zero_unix_ns: int) -> None:
         bundle.update(clock={"zero_monotonic_ns": zero_ns, "zero_unix_ns": zero_unix_ns})
         paths = {one.url: one.metrics_path for one in prepared.servers}
-        scrapers.append(Scraper(bundle, plan.targets, settings.headers, zero_ns, settings.way, paths))
+        scrapers.append(Scraper(bundle, plan.targets, settings.headers, zero_ns, settings.way, paths, after=before))
         scrapers[0].start()
 
     def on_progress(totals: Totals) -> Mapping[str, int]:
@@ -371,6 +371,7 @@ def run(
         fleet.command(cmd="live", text=live.exposition(totals).decode(), rows=live.table())
         return live.labels
 
+    before = newest_steps(plan.targets, settings.headers, settings.way)
     interrupts = Interrupts()
     began_cpu, began = time.process_time(), time.monotonic()
     drive = Drive(

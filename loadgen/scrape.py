@@ -28,10 +28,26 @@ GENERATOR: Final = "generator"
 _STEP_COLUMNS: Final = frozenset(STEPS.names)
 
 
+def newest_steps(targets: Sequence[str], headers: Mapping[str, str], way: Way = DIRECT) -> dict[str, int]:
+    """The number of each target's newest step, so that what it did before a run is none of it; -1 where it has none."""
+    found = {}
+    for target in dict.fromkeys(targets):
+        try:
+            status, body = get(f"{target}/debug/steps?newest=1", headers, TIMEOUT_S, way)
+            with pa.ipc.open_stream(body) as stream:
+                numbers = stream.read_all().column("step").to_pylist() if status == 200 else []
+        except (OSError, pa.ArrowInvalid, ValueError, KeyError):
+            numbers = []
+        found[target] = max(numbers, default=-1)
+    return found
+
+
 class Scraper:
     """Scrapes until stop().  zero_ns: the run's zero on the monotonic clock.  failures: target -> scrapes in vain.
 
-    paths: where a target serves its metrics, where that is not /metrics.
+    paths: where a target serves its metrics, where that is not /metrics.  interval_s: between two scrapes.
+    after: the newest step of a target that is none of this run's (``newest_steps``); without it all that it keeps are
+    read.
     """
 
     def __init__(
@@ -42,23 +58,31 @@ class Scraper:
         zero_ns: int,
         way: Way = DIRECT,
         paths: Mapping[str, str] | None = None,
+        interval_s: float = INTERVAL_S,
+        after: Mapping[str, int] | None = None,
     ) -> None:
         self._bundle = bundle
         self._way = way
         self._targets = list(dict.fromkeys(targets))
         self._paths = dict(paths or {})
+        self._interval_s = interval_s
         self._headers = dict(headers)
         self._zero_ns = zero_ns
         self._lock = threading.Lock()
         self._noted: list[dict[str, Any]] = []
         self._stop = threading.Event()
-        self._last_step = dict.fromkeys(self._targets, -1)
+        self._last_step = dict.fromkeys(self._targets, -1) | dict(after or {})
         self._no_steps: set[str] = set()
         self.failures = dict.fromkeys(self._targets, 0)
         self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def last_steps(self) -> dict[str, int]:
+        """The newest step that was read of each target; after stop()."""
+        return dict(self._last_step)
 
     def note(self, **values: float | None) -> None:
         """A sample of the generator itself: metric name -> value; from any thread."""
@@ -86,7 +110,7 @@ class Scraper:
             first = True
             while True:
                 last = self._stop.wait(max(0.0, due - time.monotonic()))
-                due = max(due + INTERVAL_S, time.monotonic())
+                due = max(due + self._interval_s, time.monotonic())
                 for target in self._targets:
                     series.append(self._metrics(target, buckets=first or last))
                 first = False

@@ -221,6 +221,17 @@ M_CLIENT_SENT: Final = "tailspan_client_sent_requests"
 M_CLIENT_RETRIES: Final = "tailspan_client_retries"
 M_CLIENT_LAG_BOUND: Final = "tailspan_client_lag_bound_seconds"  # beyond it the run is CLIENT_LIMITED
 M_RUN_INFO: Final = "tailspan_run_info"  # {run,slo,trace}
+# a watch beside production
+M_WATCH_BREACH: Final = "tailspan_watch_breach"
+M_WATCH_BREACHES: Final = "tailspan_watch_breaches"
+M_WATCH_REQUESTS: Final = "tailspan_watch_look_requests"
+M_WATCH_LABELS: Final = "tailspan_watch_look_outcomes"  # {outcome}
+M_WATCH_HOLDS: Final = "tailspan_watch_objective_holds"  # {objective}: 1, 0, NaN
+M_WATCH_VALUE: Final = "tailspan_watch_objective_value"  # {objective}: seconds, or a share
+M_WATCH_SILENCE: Final = "tailspan_watch_silence_seconds"
+M_WATCH_DISK: Final = "tailspan_watch_disk_bytes"
+M_WATCH_WINDOWS: Final = "tailspan_watch_windows"
+M_WATCH_CANARIES: Final = "tailspan_watch_canaries"  # {result}
 
 #: 50 us .. 120 s, eight buckets a decade (vLLM's start at 10 ms, so its p99 of anything faster is an artefact).
 SECONDS_BUCKETS: Final = (

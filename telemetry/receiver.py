@@ -9,8 +9,10 @@ to a collector (``forward``), which never holds up the writing.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import zlib
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,7 +51,8 @@ class Receiver:
 
     folder: the spans folder of a bundle (made when missing); port 0 takes any free port.  ``spans`` counts rows
     written, ``bad`` payloads refused.  forward: gets a copy of each payload that was taken, and is closed by stop().
-    Use start() and stop(), or as a context manager.
+    on_rows: told the rows of each payload, on the thread that took it, once they are written.  Use start() and stop(),
+    or as a context manager.
     """
 
     def __init__(
@@ -61,9 +64,10 @@ class Receiver:
         limit: int = LIMIT,
         name: str = "receiver",
         forward: Forwarder | None = None,
+        on_rows: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         self._folder, self._host, self._port, self._limit, self._name = folder, host, port, limit, name
-        self.forward = forward
+        self.forward, self._on_rows = forward, on_rows
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
@@ -84,7 +88,7 @@ class Receiver:
         if self._server is not None:
             raise RuntimeError("receiver: started twice")
         try:
-            server = ThreadingHTTPServer((self._host, self._port), _handler_of(self))
+            server = _Server((self._host, self._port), _handler_of(self))
         except OSError as error:
             raise UserError(
                 f"cannot listen for spans on {self._host}:{self._port}: {error.strerror or error}",
@@ -138,7 +142,19 @@ class Receiver:
             self.spans += len(rows)
         if self.forward is not None and rows:
             self.forward.offer(payload, encoding, len(rows))
+        if self._on_rows is not None and rows:
+            self._on_rows(rows)
         return len(rows)
+
+    def switch(self, folder: Path) -> None:
+        """From now on spans go into another folder; the part that was open is closed."""
+        with self._lock:
+            before, self._folder = self._writer, folder
+            if self._server is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._writer = PartWriter(folder, SPANS, self._name)
+        if before is not None:
+            before.close()
 
     def count_bad(self) -> None:
         """One more payload was refused."""
@@ -149,6 +165,13 @@ class Receiver:
     def limit(self) -> int:
         """Most bytes of one payload, before and after decompression."""
         return self._limit
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """An exporter that hangs up before its answer is nobody's concern; anything else is shown."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def span_rows(message: ExportTraceServiceRequest) -> list[dict[str, Any]]:

@@ -22,7 +22,10 @@ ARROW_STREAM = "application/vnd.apache.arrow.stream"
 
 
 async def steps(request: web.Request) -> web.Response:
-    """GET /debug/steps?after=N: steps after N (default: all that are kept), an Arrow stream of schema STEPS."""
+    """GET /debug/steps?after=N&newest=M: steps after N (default: all that are kept), at most the M newest of them.
+
+    An Arrow stream of schema STEPS.
+    """
     try:
         import pyarrow as pa  # only where steps are asked for: a server runs without it
     except ImportError as error:
@@ -35,7 +38,13 @@ async def steps(request: web.Request) -> web.Response:
         after = int(text)
     except ValueError as error:
         raise bad(f"'after' is {text[:80]!r}; it must be a step number.", "after") from error
-    table = to_arrow(service.engine.steps.since(after), service.replica, simulated=service.simulated is not None)
+    most = request.query.get("newest", "")
+    if most and not (most.isdecimal() and 0 < int(most) < 1 << 31):
+        raise bad(f"'newest' is {most[:80]!r}; it must be a number of steps.", "newest")
+    records = service.engine.steps.since(after)
+    if most:
+        records = records[-int(most) :]
+    table = to_arrow(records, service.replica, simulated=service.simulated is not None)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

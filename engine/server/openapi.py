@@ -287,6 +287,10 @@ def _raw(media: str) -> Schema:
 
 _MODEL_NAME: Final[Schema] = {"name": "model", "in": "path", "required": True, "schema": _ref("ModelName")}
 _AFTER: Final[Schema] = {"name": "after", "in": "query", "required": False, "schema": {"type": "integer"}}
+_NEWEST: Final[Schema] = {
+    "name": "newest", "in": "query", "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": 2147483647},
+}  # fmt: skip
 
 DESCRIPTION: Final[Schema] = {
     "openapi": "3.1.0",
@@ -321,6 +325,7 @@ DESCRIPTION: Final[Schema] = {
                 **{s: _responses("State", s)[s] for s in ("400", "401", "503")},
             },
             _AFTER,
+            _NEWEST,
         ),
         "/debug/invariants": _get("Broken laws", _responses("Invariants", "401", "503")),
     },

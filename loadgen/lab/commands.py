@@ -1,6 +1,6 @@
 """``tailspan lab list | run | blind | reveal | proxy``: options in, trials and their scores out.
 
-The diagnosis and the engine's twin are handed in by the command line: this folder knows neither.
+The engine's twin is handed in by the command line: this folder does not know the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import typer
 from models.errors import UserError
 
 if TYPE_CHECKING:
-    from loadgen.lab.trial import Explain
     from telemetry.twin import Twin
 
 Ids = Annotated[list[str] | None, typer.Argument(help="Scenarios by id (tailspan lab list), or files.")]
@@ -25,8 +24,8 @@ Requests = Annotated[int, typer.Option("--requests", min=50, max=100_000, help="
 Root = Annotated[Path, typer.Option("--runs", help="Where the bundles of trials go.")]
 
 
-def app_of(twin: Callable[[], Twin], explain: Callable[[Twin], Explain]) -> typer.Typer:
-    """The commands.  twin, explain: called where they are needed, since they load the engine."""
+def app_of(twin: Callable[[], Twin]) -> typer.Typer:
+    """The commands.  twin: called where it is needed, since it loads the engine."""
     app = typer.Typer(no_args_is_help=True, help="Faults with known causes: is the diagnosis right?")
 
     @app.command("list")
@@ -59,18 +58,24 @@ def app_of(twin: Callable[[], Twin], explain: Callable[[Twin], Explain]) -> type
         runs: Root = Path("runs/lab"),
         keep: Annotated[str, typer.Option("--keep", help="Bundles kept: all, wrong or none.")] = "wrong",
         markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the matrix to this file.")] = None,
+        through_twin: Annotated[
+            bool, typer.Option("--twin", help="Explain through the engine's own scheduler (slower).")
+        ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Play scenarios, explain each, and score the explanations against the truth."""
+        from functools import partial
+
         from loadgen.lab import matrix
         from loadgen.lab.run import chosen, trials
+        from telemetry.explain import explain
 
         asked = chosen(scenarios or [], every=every, way=way)
         known = twin()
         found = trials(
             asked,
             known,
-            explain(known),
+            partial(explain, twin=known if through_twin else None),
             runs,
             way=way,
             seeds=range(seed, seed + seeds),

@@ -21,7 +21,8 @@ WORKLOAD: Final = frozenset({"arrivals", "prompt_lengths", "output_lengths", "no
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """right: top-1 causes; labels: classes; of ``trials``.  f1: of telling a fault from a change of the workload."""
+    """right: top-1 causes; labels: classes; of ``trials``.  two: trials with two faults; ordered: both named, the
+    larger first.  f1: of telling a fault from a change of the workload."""
 
     trials: int
     right: int
@@ -30,14 +31,17 @@ class Score:
     precision: float
     recall: float
     f1: float
+    two: int
+    ordered: int
 
     def sentence(self) -> str:
         """One line for people."""
         n = max(1, self.trials)
+        both = f"; two at once in their order {self.ordered} of {self.two}" if self.two else ""
         return (
             f"{self.trials} trials: cause right {self.right} ({self.right / n:.1%}), class right {self.labels} "
             f"({self.labels / n:.1%}), unknown {self.unknown}; fault against workload F1 {self.f1:.3f} "
-            f"(precision {self.precision:.3f}, recall {self.recall:.3f})"
+            f"(precision {self.precision:.3f}, recall {self.recall:.3f}){both}"
         )
 
 
@@ -63,6 +67,8 @@ def score(trials: Sequence[Trial]) -> Score:
         precision=precision,
         recall=recall,
         f1=2 * precision * recall / (precision + recall) if precision + recall else 0.0,
+        two=sum(bool(one.then) for one in trials),
+        ordered=sum(one.right and one.second == one.then for one in trials if one.then),
     )
 
 

@@ -143,6 +143,7 @@ class Servers:
             folder=str(folder),
             a=tuple(one.run_id for one in a),
             b=tuple(one.run_id for one in b),
+            then=scenario.then,
         )
         if keep == "none" or (keep == "wrong" and trial.right):
             shutil.rmtree(folder)

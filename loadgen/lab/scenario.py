@@ -2,7 +2,7 @@
 
     id: S9
     title: a second process burns the same cores
-    expect: {label: late, cause: engine_speed}
+    expect: {label: late, cause: engine_speed}     # then: the smaller one of two faults at once
     trap: ""                                  # what it is easily taken for
     loads: [0.5, 0.8]                         # shares of the server's capacity
     virtual: {change: engine_speed, size: [1.25, 2.0]}      # in virtual time (loadgen.lab.changes)
@@ -41,7 +41,10 @@ WAYS: Final = (VIRTUAL, SERVER, REAL)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """label, cause: the right verdict.  virtual, real: what is done, as the file has it; empty: not that way."""
+    """label, cause: the right verdict; then: the smaller cause, where two were played at once.
+
+    virtual, real: what is done, as the file has it; empty: not that way.
+    """
 
     id: str
     title: str
@@ -52,6 +55,7 @@ class Scenario:
     virtual: Mapping[str, Any] = field(default_factory=dict)
     real: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    then: str = ""
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -72,6 +76,7 @@ class Scenario:
             "title": self.title,
             "label": self.label,
             "cause": self.cause,
+            "then": self.then,
             "trap": self.trap,
             "loads": list(self.loads),
             "ways": list(self.ways),
@@ -93,7 +98,7 @@ def read(path: Path) -> Scenario:
         if key not in found:
             raise UserError(f"{key} is missing", where=where, remedy="see the scenarios that ship")
     expect = found["expect"]
-    _known(expect, ("label", "cause"), f"{where}: expect")
+    _known(expect, ("label", "cause", "then"), f"{where}: expect")
     if expect.get("label") not in LABELS or not isinstance(expect.get("cause"), str):
         raise UserError(f"expect is {expect!r}", where=where, remedy=f"give a label of {', '.join(LABELS)} and a cause")
     loads = found.get("loads", [0.5, 0.8])
@@ -114,6 +119,7 @@ def read(path: Path) -> Scenario:
         virtual=virtual,
         real=real,
         note=str(found.get("note") or ""),
+        then=str(expect.get("then") or ""),
     )
 
 

@@ -40,7 +40,10 @@ Explain = Callable[[Sequence[Bundle], Sequence[Bundle]], Said]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """truth and said: (label, cause).  size: as drawn.  a, b: run ids; folder: where they lie, "" where not kept."""
+    """truth and said: (label, cause); then, second: the second causes, "" where there is none.
+
+    size: as drawn.  a, b: run ids; folder: where they lie, "" where not kept.
+    """
 
     scenario: str
     way: str
@@ -54,6 +57,7 @@ class Trial:
     folder: str
     a: tuple[str, ...] = ()
     b: tuple[str, ...] = ()
+    then: str = ""
 
     @property
     def right(self) -> bool:
@@ -74,6 +78,7 @@ class Trial:
             "truth": list(self.truth),
             "said": list(self.said),
             "second": self.second,
+            "then": self.then,
             "right": self.right,
             "seconds": round(self.seconds, 2),
             "folder": self.folder,
@@ -166,6 +171,7 @@ def virtual(
         folder=str(folder),
         a=tuple(one.run_id for one in a),
         b=tuple(one.run_id for one in b),
+        then=scenario.then,
     )
     if keep == "none" or (keep == "wrong" and trial.right):
         shutil.rmtree(folder)

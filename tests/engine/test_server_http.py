@@ -202,6 +202,7 @@ def test_errors_have_openais_shape_and_true_numbers() -> None:
             assert (await error(404, "/v2/nothing"))["code"] == "not_found"
             assert (await error(405, method="GET"))["headers"]["Allow"] == "POST"
             assert (await error(400, "/debug/steps?after=x", "GET"))["param"] == "after"
+            assert (await error(400, "/debug/steps?newest=0", "GET"))["param"] == "newest"
             # an error carries the account too, where asked
             answer = await (await http.post("/v1/chat/completions", json=greedy(max_tokens=0), headers=ASK)).json()
             check_account(answer["tailspan"])
@@ -380,6 +381,9 @@ def test_the_step_log_joins_to_the_request() -> None:
             mine = [row for row in table.to_pylist() if account["request_id"] in row["requests"]]
             assert [row["step"] for row in mine] == list(range(account["step_first"], account["step_last"] + 1))
             assert {row["replica"] for row in mine} == {"r1"}
+            newest = await (await http.get("/debug/steps?newest=2")).read()
+            with pa.ipc.open_stream(newest) as stream:
+                assert stream.read_all().column("step").to_pylist() == table.column("step").to_pylist()[-2:]
             later = await (await http.get(f"/debug/steps?after={account['step_last'] - 2}")).read()
             assert pa.ipc.open_stream(io.BytesIO(later)).read_all().num_rows == 2
             laws = await (await http.get("/debug/invariants")).json()

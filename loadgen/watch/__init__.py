@@ -1,0 +1,1 @@
+"""On call: production, for days, in rolling bundles."""

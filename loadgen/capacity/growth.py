@@ -1,9 +1,9 @@
 """When is a run lost already?  Its queue grows, and what is in flight would take longer than its deadlines allow.
 
-By Little's law N requests in flight at a rate of x ended per second stay N / x seconds.  A run is lost when that stay is
-TIMES the mean deadline of its requests, is longer than a third of the run before, and requests end more slowly than
-they come.  Must always hold: nothing is said before LEAST_S and LEAST_DONE, and nothing of a load that keeps pace: a
-burst that the server works off again does not end a run.
+By Little's law N requests in flight, of which x end per second, stay N / x seconds.  A run is lost when that stay is
+TIMES the mean deadline of its requests, more are in flight than a third of the run before, and requests end more slowly
+than they come.  Must always hold: nothing is said before LEAST_S and LEAST_DONE, and nothing of a load that keeps pace,
+so that a burst which the server works off again does not end a run.
 """
 
 from __future__ import annotations

@@ -158,7 +158,8 @@ def _descent(found: Answer) -> str:
         return f"Hysteresis: none seen; {down.rate:.4g}/s held straight after an overload."
     if down.held:
         return f"Hysteresis: after an overload only {down.rate:.4g}/s held, at try {down.tries}: size for that."
-    return f"Hysteresis: after an overload {down.rate:.4g}/s did not hold ({down.tries} tries): it does not recover."
+    tries = "one try" if down.tries == 1 else f"{down.tries} tries"
+    return f"Hysteresis: straight after an overload {down.rate:.4g}/s did not hold ({tries}); look whether it recovers."
 
 
 def frontier_blocks(found: Frontier) -> Iterator[Block]:

@@ -10,7 +10,7 @@ SHELL  := /bin/bash
 
 .PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-pages clean
+	accept-replay accept-million accept-fuzz accept-pages accept-capacity accept-capacity-real clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -68,7 +68,7 @@ bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor a
 	@echo "== quiet the machine first; peers are installed into build/peers once (several GB)"
 	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-pages accept-canaries ## the long checks, one target each; results are kept in docs/accept.md
+accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-pages accept-canaries accept-capacity accept-capacity-real ## the long checks, one target each; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -107,6 +107,13 @@ accept-fuzz: $(VENV)/.run ## broken input: SSE_MINUTES (10) of streams, TRACE_MI
 accept-pages: $(VENV)/.run ## the pages on a run of REQUESTS (1000000): first figure under 2 s, every filter under 1 s; 3 minutes
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_pages --requests $(REQUESTS)
+
+accept-capacity: $(VENV)/.run ## five searches for the capacity of a simulated H100: within 5 % of each other; minutes
+	@$(BIN)/python -m benchmarks.accept_capacity virtual
+
+accept-capacity-real: $(VENV)/.run ## two searches on the real engine: within 15 % on goodput; about 25 minutes
+	@echo "== quiet the machine first"
+	@$(BIN)/python -m benchmarks.accept_capacity real
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

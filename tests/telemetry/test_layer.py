@@ -174,8 +174,8 @@ def build(t_s: float, source: str = TARGET, **labels: str) -> dict[str, Any]:
 
 def test_a_version_that_changed_in_the_run_is_named_with_its_moment(tmp_path: Path) -> None:
     rows = [answered_row(i, intended_s=float(i)) for i in range(8)] + [late(8, names.DECODE, 5.0)]
-    found = pointed(tmp_path, rows, [build(0.0), build(4.0, quant="int4", version="1.1"), build(9.0, quant="int4",
-                                                                                               version="1.1")])  # fmt: skip
+    new = {"quant": "int4", "version": "1.1"}
+    found = pointed(tmp_path, rows, [build(0.0), build(4.0, **new), build(9.0, **new)])
     tooling = found.pointers[-1]
     assert tooling.layer == causes.TOOLING
     assert tooling.evidence == (

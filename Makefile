@@ -8,9 +8,12 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-virtual-speed bench-anchor accept accept-demo \
-	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
-	accept-replay accept-million accept-fuzz accept-remote accept-pages accept-faults accept-compare accept-why accept-infrastructure accept-grafana accept-compose lint-stack grafana-json accept-peers accept-lab accept-lab-real accept-watch clean
+ACCEPT := accept-demo accept-overload accept-canaries accept-faults accept-infrastructure accept-conformance \
+	accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-peers \
+	accept-lab accept-lab-real accept-watch accept-compare accept-why accept-grafana accept-capacity accept-capacity-real
+
+.PHONY: help demo test lint lock clean bench bench-engine bench-accounting bench-virtual bench-virtual-speed \
+	bench-anchor bench-loadgen kernels-table grafana-json lint-stack accept accept-compose $(ACCEPT)
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,7 +74,7 @@ bench-loadgen: $(VENV)/.run ## the load generator on one core beside its floor a
 	@echo "== quiet the machine first; peers are installed into build/peers once (8 GB, minutes more; inference-perf needs a Python 3.12)"
 	@$(BIN)/python -m benchmarks.loadgen --peers $(PEER_CLIENTS) --out build/loadgen-speed.md
 
-accept: accept-demo accept-overload accept-conformance accept-soak accept-mutations accept-replay accept-million accept-fuzz accept-remote accept-pages accept-canaries accept-faults accept-compare accept-why accept-infrastructure accept-grafana ## the long checks, one target each; results are kept in docs/accept.md
+accept: $(ACCEPT) ## the long checks, one target each, hours in all; results are kept in docs/accept.md
 
 DEMOS ?= 20
 accept-demo: $(VENV)/.run ## DEMOS (20) demos in a row: each must be VALID and check out; about 90 s each
@@ -146,6 +149,7 @@ accept-compare: $(VENV)/.run ## PAIRS (2000) unchanged pairs at three loads in v
 accept-why: $(VENV)/.run ## compare and explain on REQUESTS (1000000) a side: under 10 s, under 60 s, under 4 GB
 	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_why --requests $(REQUESTS)
+
 grafana-json: $(VENV)/.run ## write the Grafana dashboards and the Prometheus rules anew from their code
 	@$(BIN)/python -m dashboards.grafana.make
 	@$(BIN)/python -m dashboards.rules
@@ -158,6 +162,13 @@ accept-compose: $(VENV)/.run ## the compose stack: starts, is seen, heals, goes 
 
 lint-stack: $(VENV)/.run ## hadolint on the Dockerfile, the compose schema, Grafana's own types (npm needed); a minute
 	@$(BIN)/python -m benchmarks.lint_stack
+
+accept-capacity: $(VENV)/.run ## five searches for the capacity of a simulated H100: within 5 % of each other; minutes
+	@$(BIN)/python -m benchmarks.accept_capacity virtual
+
+accept-capacity-real: $(VENV)/.run ## two searches on the real engine: within 15 % on goodput; about 25 minutes
+	@echo "== quiet the machine first"
+	@$(BIN)/python -m benchmarks.accept_capacity real
 
 lock: ## resolve the dependencies anew (several minutes)
 	@$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools

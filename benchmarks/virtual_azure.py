@@ -4,12 +4,7 @@ Usage: python -m benchmarks.virtual_azure [--minutes 10] [--used 0.9] [--budget 
 
 The rate (a superposition of the trace, as ``tailspan run --rate-scale`` makes it) is searched at which the KV pool is
 used to ``--used`` in the mean.  Printed are phases, steps, floors and Little's law at that rate, and what doubling the
-pool or the token budget changes, beside what theory says.  The theory is the iron law in steady state: N requests
-hold KV, each for as many steps as its answer has tokens, so N / output tokens of them are prefilled in a step, and
-
-    step = fixed + (weights + N context KV) / bandwidth + FLOPs(N decodes, N / output prompts) / (peak * utilisation)
-    rate = N / (output tokens * step)                                                  by Little's law
-    N <= budget / (1 + prompt tokens / output tokens)                                  or prompts wait for the budget
+pool or the token budget changes, beside what theory says: the iron law in steady state (models/steady_load.py).
 """
 
 from __future__ import annotations
@@ -37,6 +32,7 @@ from loadgen.traces.registry import read
 from loadgen.traces.trace import Trace
 from models.devices import find_device
 from models.errors import UserError
+from models.steady_load import SteadyLoad
 
 WARM_UP: float = 0.1  # of the window, before which nothing is counted
 CLOSE = 0.005  # of the pool: the search ends when the mean use is as near as that
@@ -144,51 +140,7 @@ def arrivals(schedule: Schedule) -> Iterator[Arrival]:
         yield Arrival(stamp, prompt, SamplingParams(answer, ignore_eos=True, seed=at))
 
 
-@dataclass(frozen=True)
-class Theory:
-    """Steady state of a trace's lengths on a device."""
-
-    what: Simulation
-    inputs: np.ndarray
-    outputs: np.ndarray
-
-    @property
-    def answer(self) -> float:
-        """Mean tokens of an answer: steps that a request holds KV."""
-        return float(self.outputs.mean())
-
-    @property
-    def context(self) -> float:
-        """Tokens of KV that a resident request holds, half a page of rounding included: its mean over its stay."""
-        held = self.outputs * (self.inputs + self.outputs / 2 + 8)
-        return float(held.sum() / self.outputs.sum())
-
-    def step_s(self, residents: float) -> float:
-        """Seconds of the mean step with so many requests resident."""
-        fresh = residents / self.answer  # prefilled in the step
-        prompt = fresh * float(self.inputs.mean())
-        pairs = residents * self.context + fresh * float((self.inputs.astype(np.float64) ** 2).mean()) / 2
-        cost = self.what.cost
-        moved = cost.step_bytes(prompt + residents - fresh, residents * self.context, residents)
-        flops = cost.linear_flops(prompt + residents - fresh, residents) + cost.attention_flops(pairs)
-        device = self.what.device
-        return moved / device.bandwidth + flops / (device.flops * UTILISATION) + device.fixed_ns / 1e9
-
-    def residents(self, pool_tokens: float, used: float) -> float:
-        """Requests that fill a share of a pool."""
-        return used * pool_tokens / self.context
-
-    def rate(self, pool_tokens: float, used: float) -> float:
-        """Requests/s that fill a share of a pool."""
-        residents = self.residents(pool_tokens, used)
-        return residents / (self.answer * self.step_s(residents))
-
-    def most(self, budget: int) -> float:
-        """Residents for which a budget is just enough: each step decodes them, and prefills what replaces them."""
-        return budget / (1 + float(self.inputs.mean()) / self.answer)
-
-
-def report(twin: Twin, theory: Theory, base: Setting) -> str:
+def report(twin: Twin, theory: SteadyLoad, base: Setting) -> str:
     """Search, double, compare."""
     pages, tokens = base.pool_pages, base.pool_pages * 16
     mean_rate = len(twin.schedule(1.0)) / twin.schedule(1.0).length_s
@@ -301,7 +253,7 @@ def main() -> int:
     print(found.sentence, file=sys.stderr)
     twin = Twin(trace, what, options.minutes, options.batch, options.seed)
     lengths = twin.schedule(1.0)
-    theory = Theory(what, lengths.input_tokens, lengths.output_tokens)
+    theory = SteadyLoad(what.cost, lengths.input_tokens, lengths.output_tokens, UTILISATION)
     text = report(twin, theory, Setting(options.used, what.kv_tokens // 16, options.budget))
     print(text)
     if options.out is not None:

@@ -9,6 +9,7 @@ Written as `poisson:rate=5`, `gamma:rate=5,cv=3`, `ramp:from=1,to=10`, `steps:2x
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -117,9 +118,7 @@ class ArrivalModel:
     def mean_rate(self, length_s: float) -> float:
         """Arrivals per second that are expected over so many seconds."""
         knots = self.knots(length_s)
-        area = sum(
-            (at - before) * (rate + old) / 2 for (before, old), (at, rate) in zip(knots, knots[1:], strict=False)
-        )
+        area = sum((at - before) * (rate + old) / 2 for (before, old), (at, rate) in itertools.pairwise(knots))
         return area / length_s
 
     def knots(self, length_s: float) -> list[tuple[float, float]]:

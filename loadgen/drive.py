@@ -50,7 +50,8 @@ class Worker:
     def to_dict(self) -> dict[str, Any]:
         """The entry of the manifest."""
         figures = {key: value for key, value in self.end.items() if key not in ("ev", "worker")}
-        status = "ok" if self.state == "ended" else "lost"
+        # neither ended nor lost: the run itself came to an end before it
+        status = {"ended": "ok", "lost": "lost"}.get(self.state, "cut")
         clock = {"clock": self.clock} if self.clock else {}
         return {
             "name": self.name,

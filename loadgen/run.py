@@ -392,6 +392,9 @@ def run(
                 say(console, "web", f"http://127.0.0.1:{web_port} (its stop button ends the run)")
             drive.run()
             status = drive.status
+        except Exception as error:
+            bundle.update(failure=f"{type(error).__name__}: {error}")
+            raise
         finally:
             progress.close()
             for scraper in scrapers:

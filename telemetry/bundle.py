@@ -238,6 +238,16 @@ class Bundle:
         basis = [JUDGE_VERSION, self.status, self.manifest.get("scheduled"), lost, parts, *checks]
         return json.dumps(basis).encode()
 
+    def closing(self) -> bool:
+        """Whether the run is over, and its writer is still gathering the parts and judging it."""
+        over = self.status != RUNNING and "validity" not in self.manifest
+        return over and any(self.path.glob("*/*.arrow")) and self.writer_alive()
+
+    def writer_near(self) -> bool:
+        """Whether the process that created this bundle was on this host, so that one can see whether it lives."""
+        host = self.manifest.get("writer", {}).get("host")
+        return host is None or host == socket.gethostname()
+
     def writer_alive(self) -> bool:
         """Whether the process that created this bundle still runs.
 

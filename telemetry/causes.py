@@ -90,7 +90,8 @@ CAUSES: Final = {
         Cause("network", INFRASTRUCTURE, "time goes between client and server", "ask from the server's own machine"),
         Cause("client", INFRASTRUCTURE, "requests wait on this side for a connection",
               "look at connection limits and at this machine: tailspan selfcheck"),
-        Cause("replica", INFRASTRUCTURE, "one replica makes nearly all of it", "take it out, and compare it with the others"),
+        Cause("replica", INFRASTRUCTURE, "one replica makes nearly all of it",
+              "take it out, and compare it with the others"),
         # not known
         Cause("no_account", NOWHERE, "the server gives no account of its phases",
               "ask for one: --header, an adapter, or its own traces"),

@@ -77,15 +77,20 @@ def _files(bundle: Bundle) -> Iterator[Finding]:
         loose = [part.path.name for part in read.parts if part.path.suffix == ".arrow"]
         message = f"{name}: {read.table.num_rows} rows in {len(read.parts)} files"
         yield Finding("readable", True, message)
-        if torn and bundle.status == COMPLETE:
+        if torn and bundle.status == COMPLETE and not bundle.closing():
             yield Finding(
                 "intact", False, f"{name}: {torn} bytes of an unfinished write in a complete run", remedy=repair
             )
         elif torn:
             yield Finding("intact", True, f"{name}: {torn} bytes of an unfinished write were left out")
         if loose and bundle.status != RUNNING:
-            yield Finding("compacted", False, f"{name}: {len(loose)} parts are not gathered yet", remedy=repair)
-    if bundle.status == RUNNING and not bundle.writer_alive():
+            closing = bundle.closing()
+            told = ", its writer is still closing it" if closing else ""
+            message = f"{name}: {len(loose)} parts are not gathered yet{told}"
+            yield Finding("compacted", closing, message, remedy=None if closing else repair)
+    if bundle.status == RUNNING and not bundle.writer_near():
+        yield Finding("ended", True, f"running, as its writer on {bundle.manifest['writer']['host']} says")
+    elif bundle.status == RUNNING and not bundle.writer_alive():
         yield Finding("ended", False, "the manifest says running, but its writer is gone", remedy=repair)
 
 
@@ -103,7 +108,8 @@ def _indices(requests: pa.Table, scheduled: int) -> Finding:
 
 def _labels(verdicts: pa.Table, scheduled: int, rows: int, status: str) -> Iterator[Finding]:
     index = verdicts.column("index").to_numpy()
-    expected = rows if status == RUNNING else scheduled
+    # while it runs, rows come between the look at them and the judgement
+    expected = max(rows, verdicts.num_rows) if status == RUNNING else scheduled
     labels = outcomes.counts(verdicts)
     known = _truth(pc.is_in(verdicts.column("label"), pa.array(names.LABELS)))
     total = sum(labels.values())

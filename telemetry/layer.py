@@ -9,6 +9,7 @@ carry no full telemetry, that is said.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -257,7 +258,7 @@ def _tooling(bundle: Bundle, before: Sequence[Bundle], bad: int, first_bad_s: fl
     found: list[str] = []
     for source in dict.fromkeys(source for source, _, _ in builds):
         own = [(at, labels) for of, at, labels in builds if of == source]
-        for (_, old), (at, new) in zip(own, own[1:], strict=False):
+        for (_, old), (at, new) in itertools.pairwise(own):
             if changed := _changes(old, new):
                 gap = "" if first_bad_s is None else f"; the first bad request was due at {first_bad_s:.0f} s"
                 found.append(f"{source} changed at {at:.0f} s of the run: {changed}{gap}")

@@ -79,6 +79,10 @@ def assess(requests: pa.Table, manifest: Mapping[str, Any], slo: Slo, verdicts: 
         incomplete.append(f"still running: {requests.num_rows} of {scheduled} requests so far")
     elif status == "interrupted":
         incomplete.append(f"interrupted after {requests.num_rows} of {scheduled} requests")
+    elif failure := manifest.get("failure"):
+        incomplete.append(
+            f"ended by an internal error of the generator after {requests.num_rows} of {scheduled} requests: {failure}"
+        )
     elif stopped := manifest.get("stopped"):
         incomplete.append(f"ended early after {requests.num_rows} of {scheduled} requests: {stopped}")
     elif status != "complete" and not lost:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from loadgen.capacity import money, search
-from loadgen.capacity.point import DESCENT, Point
+from loadgen.capacity.point import DESCENT, SEARCH, Point
 from loadgen.capacity.search import Bounds
 from models.devices import Device
 from models.errors import UserError
@@ -26,6 +26,7 @@ from telemetry.binding import COLUMNS as STEP_COLUMNS
 from telemetry.binding import Binding, binding
 from telemetry.bundle import Bundle
 from telemetry.floor import floor_of_run, recorded_device
+from telemetry.objective import BROKEN
 from telemetry.slo import Slo
 
 EXIT_OF: Final = {
@@ -181,7 +182,7 @@ def answer(
         at_least=best.rate if best is not None else None,
         client_ceiling=top if top < float("inf") else None,
         best=best.run if best is not None else None,
-        breaks=next((p.breaks for p in sorted(points, key=lambda p: p.rate) if p.verdict == search.BROKEN), None),
+        breaks=next((p.breaks for p in sorted(points, key=lambda p: p.rate) if p.verdict == BROKEN), None),
         replicas=replicas,
         goodput=goodput,
         tokens=tokens,
@@ -213,7 +214,7 @@ def _price(terms: Terms, tokens_per_s: float | None) -> float | None:
 
 def _first_broken(points: Sequence[Point]) -> Point | None:
     """The lowest rate that broke the SLO: what fills up there first is what binds."""
-    broken = [p for p in points if p.verdict == search.BROKEN and p.kind == search.SEARCH]
+    broken = [p for p in points if p.verdict == BROKEN and p.kind == SEARCH]
     return min(broken, key=lambda point: point.rate, default=None)
 
 

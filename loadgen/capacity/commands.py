@@ -70,7 +70,7 @@ def capacity_command(twin: Callable[[], Twin]) -> Callable[..., int]:
         ] = None,
         start_rate: Annotated[
             float | None,
-            typer.Option(help="Requests/s to begin with [the plan's own; virtual: half of the iron law's]."),
+            typer.Option(help="Requests/s to begin with [the plan's; virtual: half the iron law's]."),
         ] = None,
         precision: Annotated[float, typer.Option(help="Half of the 90 % interval, as a share.")] = 0.05,
         max_runs: Annotated[int, typer.Option(help="Most runs, 3 to 12.")] = 12,
@@ -152,7 +152,7 @@ def read_fit(path: Path) -> dict[str, Any]:
         raise UserError(
             f"the fit cannot be read: {reason}",
             where=str(path),
-            remedy="make one: python -m engine.step_fit RUN -o FILE",
+            remedy="python -m engine.step_fit RUN -o FILE",
         ) from None
     if not isinstance(found, dict):
         raise UserError("no fit: it is no object with keys", where=str(path), remedy="python -m engine.step_fit RUN")

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from loadgen.capacity.point import Point
 from models.errors import UserError
+from telemetry import names
 from telemetry.bundle import runs_root
 from telemetry.parts import write_atomically
 
@@ -78,6 +79,8 @@ class Group:
                 where=str(file),
                 remedy="give another --group",
             ) from None
+        while found.points and found.points[-1].verdict == names.INCOMPLETE:
+            found.points.pop()  # what was cut is made again
         differs = [key for key in sorted({*asked, *found.question}) if asked.get(key) != found.question.get(key)]
         if differs:
             key = differs[0]

@@ -1,9 +1,9 @@
 """When is a run lost already?  Its queue grows, and what is in flight would take longer than its deadlines allow.
 
-By Little's law N requests in flight at a rate of x ended per second stay N / x seconds.  A run is lost when that stay is
-TIMES the mean deadline of its requests, is longer than a third of the run before, and requests end more slowly than
-they come.  Must always hold: nothing is said before LEAST_S and LEAST_DONE, and nothing of a load that keeps pace: a
-burst that the server works off again does not end a run.
+By Little's law N requests in flight, of which x end per second, stay N / x seconds.  A run is lost when that stay is
+TIMES the mean deadline of its requests, more are in flight than a third of the run before, and requests end more slowly
+than they come; all that for LASTING_S, or for one deadline where that is longer.  Must always hold: nothing is said
+before LEAST_S and LEAST_DONE, and nothing of a burst that the server is working off.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ TIMES: Final = 2.0
 PACE: Final = 0.9  # of the arrivals: below it the queue grows
 LEAST_S: Final = 15.0
 LEAST_DONE: Final = 20
+LASTING_S: Final = 10.0
 WINDOW: Final = 1 / 3  # of the time so far, over which a rate is taken
 DEFAULT_S: Final = 60.0  # of an SLO without any deadline
 
@@ -30,6 +31,7 @@ class Growth:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._seen: deque[tuple[float, int, int]] = deque()
+        self._since: float | None = None  # when it began to look lost
 
     def __call__(self, t_s: float, due: int, over: int) -> str | None:
         """t_s: since the start of the run."""
@@ -45,6 +47,10 @@ class Growth:
         stay = inflight / max(ended, 1e-9)
         lost = stay > TIMES * self._deadline_s and inflight > inflight_before and ended < PACE * came
         if not lost:
+            self._since = None
+            return None
+        self._since = t_s if self._since is None else self._since
+        if t_s - self._since < max(LASTING_S, self._deadline_s):
             return None
         return (
             f"the queue grows: {inflight} in flight at {t_s:.0f} s, {came:.2f}/s come and {ended:.2f}/s end, so each "

@@ -120,6 +120,9 @@ def _verdict(summary: Summary, stopped: str | None) -> tuple[str, str]:
         return BROKEN, stopped
     if summary.validity.verdict != names.VALID:
         return summary.validity.verdict, "; ".join(summary.validity.reasons)
+    refused = summary.reasons[names.DROPPED].get(names.REFUSED, 0)
+    if refused > summary.judged / 2:
+        return names.INCOMPLETE, f"the server is gone: {refused} of {summary.judged} requests were refused"
     if summary.decision == UNDECIDED:
         return UNDECIDED, summary.sentence
     return (HELD if summary.held else BROKEN), ""

@@ -18,8 +18,11 @@ class Probe(Protocol):
 
     slo: Slo
     limits: Limits
-    cost: StepCost | None
     utilisation: float
+
+    @property
+    def cost(self) -> StepCost | None:
+        """The account of the model on its device; None: not known beforehand."""
 
     def first_rate(self) -> float:
         """Requests/s to begin with."""

@@ -2,9 +2,9 @@
 
 A run says by how many standard errors it held or broke the SLO (``telemetry.repeatable``).  Believed is a distribution
 over the capacity c, begun flat in its logarithm: a run at rate r is expected at a distance of log(c / r) / s, and was
-seen at another one, with noise of Student's form (NOISE, DEGREES) for what two runs differ by beyond their own standard
-errors.  s, how steeply the SLO breaks, is not known; the belief is averaged over SCALES.  The next rate is the median of
-the belief (a bisection of noisy answers, as in Horstein 1963); the search has ended when its 90 % lie within the
+seen at another one, with noise of Student's form (NOISE, DEGREES) for what runs differ by beyond their own standard
+errors.  s, how steeply the SLO breaks, is not known; the belief is averaged over SCALES.  The next rate is the median
+of the belief (a bisection of noisy answers, as in Horstein 1963); the search has ended when its 90 % lie within the
 precision asked for, or the runs are used up.
 
 Must always hold: the next step is a function of the points and the bounds alone, so that a search that was interrupted

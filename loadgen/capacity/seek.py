@@ -10,6 +10,7 @@ from loadgen.capacity.point import Point
 from loadgen.capacity.probe import Probe
 from loadgen.capacity.search import Bounds
 from loadgen.run import say
+from telemetry.objective import BROKEN, HELD
 
 
 def seek(probe: Probe, group: Group, bounds: Bounds, console: Console) -> None:
@@ -38,9 +39,9 @@ def seek(probe: Probe, group: Group, bounds: Bounds, console: Console) -> None:
 def sentence(point: Point) -> str:
     """One line on a point."""
     text = f"{point.rate:.4g}/s {point.verdict}"
-    if point.verdict in (search.HELD, search.BROKEN):
+    if point.verdict in (HELD, BROKEN):
         good = "" if point.good_share is None else f", {point.good_share:.1%} good of {point.requests}"
         text += f" (another run would hold it with {point.chance:.0%}{good})"
-    if point.verdict == search.BROKEN and point.breaks:
+    if point.verdict == BROKEN and point.breaks:
         text += f": {point.breaks}"
     return text + (f"; {point.why}" if point.why else "")

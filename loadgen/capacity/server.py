@@ -20,6 +20,7 @@ from loadgen.capacity.search import Step
 from loadgen.options import Options
 from loadgen.progress import Totals
 from loadgen.run import draft, prepare, run
+from models.errors import UserError
 from models.roofline import StepCost
 from models.steady_load import Limits
 from telemetry.bundle import INTERRUPTED
@@ -34,6 +35,10 @@ class ServerProbe:
         self.cost: StepCost | None = None
         if begun is None:
             prepared = prepare(options, console)
+            if gone := [server for server in prepared.servers if not server.reachable]:
+                raise UserError(
+                    f"{gone[0].url}: {gone[0].detail}", where="--target", remedy="start the server, then search"
+                )
             refuse_too_few(prepared.objective, prepared.schedule)
             begun = {"rate": prepared.schedule.rate_per_s, "length_scale": prepared.plan.length_scale}
         self.begun = dict(begun)

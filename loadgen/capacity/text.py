@@ -19,6 +19,7 @@ from loadgen.capacity.answer import Answer
 from loadgen.capacity.plot import scatter
 from loadgen.capacity.point import DESCENT, OVERLOAD, Point
 from loadgen.capacity.sweep import Frontier
+from telemetry.objective import BROKEN, HELD
 from telemetry.summary import format_seconds, format_share
 
 _KINDS = {OVERLOAD: "overload", DESCENT: "way down"}
@@ -90,7 +91,7 @@ def _row(point: Point) -> tuple[str, ...]:
         value = (point.latency_s.get(measure) or [None, None])[1]
         return "–" if value is None else format_seconds(value)
 
-    judged = point.verdict in (search.HELD, search.BROKEN)
+    judged = point.verdict in (HELD, BROKEN)
     good = "" if point.good_share is None else format_share(point.good_share)
     ended = ", cut" if point.stopped else ""
     return (
@@ -158,7 +159,8 @@ def _descent(found: Answer) -> str:
         return f"Hysteresis: none seen; {down.rate:.4g}/s held straight after an overload."
     if down.held:
         return f"Hysteresis: after an overload only {down.rate:.4g}/s held, at try {down.tries}: size for that."
-    return f"Hysteresis: after an overload {down.rate:.4g}/s did not hold ({down.tries} tries): it does not recover."
+    tries = "one try" if down.tries == 1 else f"{down.tries} tries"
+    return f"Hysteresis: straight after an overload {down.rate:.4g}/s did not hold ({tries}); look whether it recovers."
 
 
 def frontier_blocks(found: Frontier) -> Iterator[Block]:

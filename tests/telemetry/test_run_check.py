@@ -121,6 +121,7 @@ def test_other_servers_give_no_account(tmp_path: Path) -> None:
 
 def test_torn_and_loose_parts_of_a_complete_run(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, n=20)
+    bundle.update(writer={})  # it is gone
     with bundle.writer("series", "late") as writer:
         writer.append({"t_s": 1.0})
     writer.path.write_bytes(writer.path.read_bytes()[:-9])
@@ -176,6 +177,18 @@ def test_check_repairs_and_fails_with_exit_code_3(tmp_path: Path) -> None:
     assert code == 0 and "repaired: 30 rows of 30 requests are back" in text
     code, text = run("check", str(bundle.path), "--repair")
     assert code == 0 and "nothing to repair" in text
+
+
+def test_a_run_that_goes_on_is_sound_and_needs_no_repair(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, n=30, status="running")
+    code, text = run("check", str(bundle.path))
+    assert code == 0 and "repair" not in text and "FAIL" not in text
+    bundle.update(status="complete")  # all answers are there, the parts are not gathered yet
+    code, text = run("check", str(bundle.path))
+    assert code == 0 and "repair" not in text and "its writer is still closing it" in text
+    bundle.update(writer={"pid": 1, "host": "elsewhere"}, status="running")
+    code, text = run("check", str(bundle.path))
+    assert code == 0 and "its writer on elsewhere says" in text
 
 
 def test_list_shows_runs_that_cannot_be_read(tmp_path: Path) -> None:

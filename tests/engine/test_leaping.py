@@ -62,14 +62,14 @@ def play(model: LoadedModel, seed: int, leaping: bool) -> VirtualEngine:
         device="H100",
         max_batch=draw.choice([1, 4, 16, 64]),
         token_budget=draw.choice([64, 96, 512]),
-        kv_blocks=draw.choice([18, 24, 40, 400]),
+        kv_blocks=draw.choice([18, 18, 24, 40, 400]),
         prefix_cache=draw.random() < 0.5,
         policy=draw.choice(sorted(POLICIES)),
         queue_limit=draw.choice([3, 1000]),
         queue_tokens=draw.choice([None, 400]),
         max_predicted_ttft=draw.choice([None, None, 0.5]),
         check_every=draw.choice([0, 7, 100]),
-        watermark=draw.choice([0.0, 0.05]),
+        watermark=draw.choice([0.0, 0.0, 0.05]),
         step_log=draw.choice([50, 1 << 20]),
     )
     what = Simulation(model, DEVICES["H100"], "bf16", a_fit(draw), seed)
@@ -117,10 +117,10 @@ def account(rig: VirtualEngine) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_leaping_changes_nothing_that_can_be_seen(tiny: LoadedModel, part: int) -> None:
+@pytest.mark.timeout(600)
+def test_leaping_changes_nothing_that_can_be_seen(tiny: LoadedModel) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(part, SEEDS, 4):
+    for seed in range(SEEDS):
         plain, leaping = (play(tiny, seed, leaping=it) for it in (False, True))
         assert isinstance(leaping.engine, LeapingEngine) and not isinstance(plain.engine, LeapingEngine)
         one, other = account(plain), account(leaping)
@@ -132,6 +132,6 @@ def test_leaping_changes_nothing_that_can_be_seen(tiny: LoadedModel, part: int) 
             preempted=stats.preemptions, hits=stats.prefix_hits, steps=stats.steps, leapt=leaping.engine.leapt,
             **stats.finished, **stats.rejected,
         )  # fmt: skip
-    for what in ("preempted", "hits", "stop", "length", "abort", "queue_full", "leapt"):
-        assert seen[what] > 0, (what, seen)
+    for what in ("preempted", "hits", "stop", "length", "abort", "queue_full", "queue_tokens"):
+        assert seen[what] >= 10, (what, seen)
     assert seen["leapt"] > 0.2 * seen["steps"]

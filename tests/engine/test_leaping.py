@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import pytest
+
 from engine.config import EngineConfig
 from engine.leaping import LeapingEngine
 from engine.policy import POLICIES
@@ -60,14 +62,14 @@ def play(model: LoadedModel, seed: int, leaping: bool) -> VirtualEngine:
         device="H100",
         max_batch=draw.choice([1, 4, 16, 64]),
         token_budget=draw.choice([64, 96, 512]),
-        kv_blocks=draw.choice([18, 24, 40, 400]),
+        kv_blocks=draw.choice([18, 18, 24, 40, 400]),
         prefix_cache=draw.random() < 0.5,
         policy=draw.choice(sorted(POLICIES)),
         queue_limit=draw.choice([3, 1000]),
         queue_tokens=draw.choice([None, 400]),
         max_predicted_ttft=draw.choice([None, None, 0.5]),
         check_every=draw.choice([0, 7, 100]),
-        watermark=draw.choice([0.0, 0.05]),
+        watermark=draw.choice([0.0, 0.0, 0.05]),
         step_log=draw.choice([50, 1 << 20]),
     )
     what = Simulation(model, DEVICES["H100"], "bf16", a_fit(draw), seed)
@@ -115,6 +117,7 @@ def account(rig: VirtualEngine) -> dict[str, Any]:
     }
 
 
+@pytest.mark.timeout(600)
 def test_leaping_changes_nothing_that_can_be_seen(tiny: LoadedModel) -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
@@ -129,6 +132,6 @@ def test_leaping_changes_nothing_that_can_be_seen(tiny: LoadedModel) -> None:
             preempted=stats.preemptions, hits=stats.prefix_hits, steps=stats.steps, leapt=leaping.engine.leapt,
             **stats.finished, **stats.rejected,
         )  # fmt: skip
-    for what in ("preempted", "hits", "stop", "length", "abort", "queue_full", "leapt"):
-        assert seen[what] > 0, (what, seen)
+    for what in ("preempted", "hits", "stop", "length", "abort", "queue_full", "queue_tokens"):
+        assert seen[what] >= 10, (what, seen)
     assert seen["leapt"] > 0.2 * seen["steps"]

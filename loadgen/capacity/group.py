@@ -38,7 +38,10 @@ class Group:
 
     @classmethod
     def open(cls, name: str | None, root: str | None, question: Mapping[str, Any], command: str) -> Group:
-        """The group of this name, begun or gone on with.  Raises UserError where it was begun with another question."""
+        """The group of this name, begun or gone on with; nothing is written before ``save``.
+
+        Raises UserError where it was begun with another question.
+        """
         name = name or time.strftime("capacity-%Y%m%d-%H%M%S")
         if not _NAME.fullmatch(name):
             raise UserError(
@@ -48,17 +51,7 @@ class Group:
         asked: dict[str, Any] = json.loads(json.dumps(question))
         if (path / STATE_FILE).exists():
             return cls._resumed(path, asked, command)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise UserError(
-                f"cannot make the folder of the search: {problem.strerror}",
-                where=str(path),
-                remedy="give another --runs or --group",
-            ) from None
-        made = cls(path, command, asked)
-        made.save()
-        return made
+        return cls(path, command, asked)
 
     @classmethod
     def _resumed(cls, path: Path, asked: dict[str, Any], command: str) -> Group:
@@ -92,7 +85,7 @@ class Group:
         return found
 
     def save(self) -> None:
-        """Write the state."""
+        """Write the state.  Raises UserError where there can be no such folder."""
         state = {
             "version": VERSION,
             "command": self.command,
@@ -102,4 +95,12 @@ class Group:
             "answer": self.answer,
         }
         text = json.dumps(state, indent=2, ensure_ascii=False, allow_nan=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise UserError(
+                f"cannot make the folder of the search: {problem.strerror}",
+                where=str(self.path),
+                remedy="give another --runs or --group",
+            ) from None
         write_atomically(self.path / STATE_FILE, text.encode() + b"\n")

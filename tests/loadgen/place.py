@@ -45,7 +45,7 @@ class Place:
 
     def start(self, target: str, *options: str, command: str = "run") -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "tailspan", command]
-        if command == "run":
+        if command in ("run", "capacity"):
             words += ["--target", target, "--trace", str(self.trace), "--slo", "slo.yaml", "--model", str(self.model)]
             words += ["--otlp-port", "0", "--runs", str(self.runs)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}

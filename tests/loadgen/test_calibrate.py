@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from loadgen.bodies import Sampling
 from loadgen.calibrate import ENOUGH, Speed, fit, measure, utilisation
 from loadgen.prompts import PromptMaker
 from loadgen.schedule import build
@@ -84,10 +86,12 @@ class Engine(BaseHTTPRequestHandler):
 
     lock = threading.Lock()
     reference: Reference
+    drawn: ClassVar[set[tuple[float, float | None]]] = set()  # temperature and top_p that were asked for
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         tokens = len(self.reference.tokenizer.encode(self.reference.template.render(body["messages"])))
+        self.drawn.add((body["temperature"], body.get("top_p")))
         with self.lock:
             time.sleep(tokens / PREFILL + (body["max_tokens"] - 1) / DECODE)
         usage = {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}
@@ -124,6 +128,13 @@ def test_the_probe_finds_the_speed_of_a_server(engine: tuple[str, PromptMaker]) 
     assert found.decode_per_s == pytest.approx(DECODE, rel=0.35)
     assert found.probe_s < 8
     assert np.isfinite(found.prefill_per_s)
+
+
+def test_the_probe_asks_for_tokens_drawn_as_those_of_the_load(engine: tuple[str, PromptMaker]) -> None:
+    target, maker = engine
+    Engine.drawn.clear()
+    measure(target, {}, maker, "tiny", 4096, sampling=Sampling("tiny", 0, 0.7, 0.9, True))
+    assert Engine.drawn == {(0.7, 0.9)}
 
 
 def test_a_target_that_is_not_there_is_named(engine: tuple[str, PromptMaker]) -> None:

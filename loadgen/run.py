@@ -20,9 +20,8 @@ from loadgen import calibrate, preflight
 from loadgen.bodies import APIS, CHAT
 from loadgen.calls import sampling_ratio
 from loadgen.canaries.after import close
-from loadgen.canaries.client import Client, Refused
+from loadgen.canaries.before import clients_of, planned
 from loadgen.canaries.file import CanaryFile
-from loadgen.canaries.mixed import Mixed
 from loadgen.canaries.watch import CanaryWatch
 from loadgen.drive import START_LIMIT_S, Drive, Interrupts
 from loadgen.finish import close_spans, judge, versions
@@ -79,32 +78,6 @@ class Prepared:
     servers: list[preflight.Target]
     records: list[dict[str, Any]]
     canaries: CanaryFile | None = None
-
-
-def canaries_of(options: Options, plan: Plan, console: Console) -> tuple[CanaryFile, Plan]:
-    """The recorded canaries, and the plan that asks them; whether a target takes a cache salt is asked of it."""
-    assert options.canaries is not None
-    recorded = CanaryFile.read(Path(options.canaries))
-    salted = all(takes_salt(client) for client in canary_clients(plan))
-    mixed = Mixed.of_file(recorded, options.canaries, options.canary_share, salted=salted)
-    if not salted:
-        say(console, "", "note: a target takes no cache_salt: what is a cache hit is known by its own account alone")
-    return recorded, replace(plan, canaries=mixed.to_dict())
-
-
-def canary_clients(plan: Plan) -> list[Client]:
-    """One for each target."""
-    settings = plan.settings()
-    return [Client(target, plan.served_model, settings.headers, way=settings.way) for target in plan.targets]
-
-
-def takes_salt(client: Client) -> bool:
-    """Does the target answer a request with a cache salt?  One that does not answer at all is not asked to."""
-    try:
-        client.chat("Hello", 1, cache_salt="tailspan")
-    except (Refused, UserError):
-        return False
-    return True
 
 
 @dataclass(slots=True)
@@ -238,7 +211,7 @@ def prepare(options: Options, console: Console) -> Prepared:
     schedule = build(trace, transforms)
     recorded = None
     if options.canaries is not None:
-        recorded, plan = canaries_of(options, plan, console)
+        recorded, plan = planned(options.canaries, options.canary_share, plan, lambda text: say(console, "", text))
         schedule = with_canaries(schedule, plan)
     plan = with_schedule(plan, transforms, schedule)
     records = [*schedule.records, *([{"name": "fit", **fit.to_dict()}] if fit else [])]
@@ -415,7 +388,7 @@ def run(
             bundle.update(generator=generator(drive, cpu, scrapers), spans=spans)
     if watch is not None and drive.zero_ns is not None and status != INTERRUPTED:
         bundle.compact()
-        verdict = close(bundle, watch, canary_clients(plan))
+        verdict = close(bundle, watch, clients_of(plan))
         say(console, "", f"canaries, those that changed asked again alone: {verdict}")
     summary = judge(bundle, prepared.objective)
     if options.salt is not None:

@@ -49,6 +49,8 @@ _CANARY_KINDS: Final = {
 }  # fmt: skip
 #: Which is believed first, of findings of canaries that hold together.
 _CANARY_ORDER: Final = tuple(_CANARY_KINDS)
+#: Kinds that a pair shows: where it breaks says more than what a broken answer looks like.
+_PAIRED: Final = ("cache", "concurrency", "streaming")
 COLUMNS: Final = (
     *hard_checks.COLUMNS, "index", "error", "canary_kind",
 )  # fmt: skip
@@ -89,9 +91,15 @@ def cause(requests: pa.Table, report: CanaryReport | None) -> WrongCause:
     if hard_checks.PROMPT_TOKENS in told:
         kind, said = _prompt(complete)
         return made(kind, told[hard_checks.PROMPT_TOKENS], said)
-    for check, kind in ((hard_checks.EMPTY, "empty"), (hard_checks.TRUNCATED, "truncated")):
-        if check in told:
-            return made(kind, told[check], f"{told[check]} of {complete.num_rows} answers")
+    if hard_checks.TRUNCATED in told:
+        return made(
+            "truncated", told[hard_checks.TRUNCATED], f"{told[hard_checks.TRUNCATED]} of {complete.num_rows} answers"
+        )
+    paired = next((name for name in _PAIRED if name in found), None) if broken else None
+    if paired is not None:
+        return made(_CANARY_KINDS[paired], 0, found[paired])
+    if hard_checks.EMPTY in told:
+        return made("empty", told[hard_checks.EMPTY], f"{told[hard_checks.EMPTY]} of {complete.num_rows} answers")
     if broken:
         for name in _CANARY_ORDER:
             if name in found:

@@ -148,15 +148,16 @@ class CanaryWatch:
         broken: Counter[str] = Counter(one.place for one in ill)
         lengths = {one.id: len(one.tokens) for one in self.recorded.goldens}
         kind = said = ""
-        if all(one.compared.step == 0 and one.compared.movement is None for one in ill):
-            kind, said = "empty", "; nothing was said"
-        elif all(one.compared.step == lengths[one.compared.id] for one in ill):
-            kind, said = "no-end", "; answers do not end"
-        elif total[MISS] and not broken[MISS] and broken[HIT]:
+        # The pairs first: what a wrong page makes the model say, even nothing, is its consequence.
+        if total[MISS] > 1 and not broken[MISS] and broken[HIT]:
             kind, said = "cache", "; only on hits of the prefix cache"
         elif total[HIT] > 1 and total[PLAIN] > 1 and bool(broken[HIT]) != bool(broken[PLAIN]):
             kind = "streaming"
             said = f"; only where the answer is {'streamed' if broken[HIT] else 'not streamed'}"
+        elif all(one.compared.step == 0 and one.compared.movement is None for one in ill):
+            kind, said = "empty", "; nothing was said"
+        elif all(one.compared.step == lengths[one.compared.id] for one in ill):
+            kind, said = "no-end", "; answers do not end"
         hurt = {one.target for one in ill}
         if len(hurt) < len({one.target for one in self.seen}):
             said += f"; only on {', '.join(sorted(hurt))}"

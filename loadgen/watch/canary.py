@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from loadgen.canaries import goldens
-from loadgen.canaries.check import TOLERANCE_FACTOR, TOLERANCE_FLOOR
 from loadgen.canaries.client import Client, Refused
 from loadgen.canaries.file import CanaryFile
+from loadgen.canaries.verdict import tolerance
 from models.errors import UserError
 from telemetry import names
 from telemetry.sequential import Watch as Sequential
@@ -32,7 +32,7 @@ class Canaries:
         if not recorded.goldens:
             raise UserError("the canary file holds no golden", remedy="record it again: tailspan canaries record")
         self._client, self._recorded = client, recorded
-        self._tolerated = max(TOLERANCE_FLOOR, TOLERANCE_FACTOR * recorded.noise)
+        self._tolerated = tolerance(recorded)
         self._at = 0
         self._traces: deque[str] = deque(maxlen=REMEMBERED)
         self.counts = {goldens.SAME: 0, goldens.NUMERIC: 0, goldens.BROKEN: 0, "failed": 0}

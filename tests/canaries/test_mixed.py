@@ -185,6 +185,9 @@ def test_answers_that_do_not_end_and_answers_of_nothing_have_their_own_kinds() -
     rows = [row(f"g{n}", tokens=longer) for n in range(6)]
     assert verdict(watched(*rows, ended=True))[:2] == ("broken", "no-end")
     assert verdict(watched(*rows))[0] == "same", "a golden that was cut says nothing of the end"
+    silent = {"tokens": [], "output_chars": 0, "finish_reason": "stop"}
+    pages = [row(f"g{n}", place, **(silent if place == "hit" else {})) for n in range(6) for place in ("miss", "hit")]
+    assert verdict(watched(*pages))[:2] == ("broken", "cache")
     empty = [row(f"g{n}", tokens=[], output_chars=0, finish_reason="stop") for n in range(6)]
     assert verdict(watched(*empty))[:2] == ("broken", "empty")
 

@@ -66,7 +66,7 @@ def test_a_difference_that_grows_with_the_text_is_a_tokenizer() -> None:
         (said("same", "golden"), NONE),
         (said("broken", "golden"), "broken"),
         (said("broken", "golden", "concurrency"), "concurrency"),
-        (said("broken", "cache", "sampling"), "sampling"),
+        (said("broken", "cache", "sampling"), "cache"),
         (said("broken", "no-end"), "no end"),
         (said("broken", "server-error"), "server error"),
         (said("numeric drift", "drift", "task"), "numeric drift"),
@@ -80,6 +80,9 @@ def test_direct_evidence_is_believed_before_what_follows_from_it() -> None:
     """Another template breaks every golden too; what it is, the prompt tokens say."""
     assert kind({"prompt_tokens_reported": 80}, said("broken", "golden", "cache"))[0] == "template"
     assert kind({"completion_tokens_reported": 6}, said("broken", "golden"))[0] == "truncated"
+    silent = {"output_chars": 0, "completion_tokens_counted": 0}
+    assert kind(silent, said("broken", "golden"))[0] == "empty"
+    assert kind(silent, said("broken", "cache"))[0] == "cache", "wrong pages may make a model say nothing"
     assert kind({"completion_tokens_reported": 6}, said("broken", "non-finite"))[0] == "non-finite"
     assert kind({"dominance": 1.0}, said("numeric drift", "drift"))[0] == "text"
 

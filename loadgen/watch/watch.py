@@ -31,6 +31,7 @@ from telemetry.receiver import Receiver
 from telemetry.slo import Slo
 
 ENOUGH: Final = 120  # requests of the bad time that a comparison of windows needs (telemetry.compare asks for 100)
+GOOD_LOOKS: Final = 5  # looks of the last good time that a comparison takes, at most
 QUEUE: Final = 100_000  # spans between two ticks
 REMEMBERED: Final = 200_000  # ids of spans
 BREACH_FILE: Final = "breach.json"
@@ -94,7 +95,7 @@ class Watch:
         self._steps: dict[str, int] = {}  # the newest that are in a closed window
         self._started_s = 0.0
         self._now_s = 0.0
-        self._closed: deque[tuple[Path, float, float]] = deque(maxlen=2)  # (path, opened, closed) of the last windows
+        self._closed: deque[tuple[Path, float, float]] = deque(maxlen=8)  # (path, opened, closed) of the last windows
         self._pinned: deque[tuple[Path, frozenset[str]]] = deque()  # breach folder, its windows
         self._called: Called | None = None
         self._canary_breach: Breach | None = None
@@ -215,7 +216,7 @@ class Watch:
         good_part = (
             None
             if good is None
-            else self._part(max(good[0], good[1] - 10 * self._settings.look_s), min(good[1], breach.from_s))
+            else self._part(max(good[0], good[1] - GOOD_LOOKS * self._settings.look_s), min(good[1], breach.from_s))
         )
         text = ""
         windows: set[str] = set()
@@ -300,6 +301,9 @@ class Watch:
         summary = window.close(now_s - opened_s)
         self._closed.append((window.bundle.path, opened_s, now_s))
         pinned = frozenset(name for _, names in self._pinned for name in names)
-        keep = pinned | {path.name for path, _, _ in self._closed}
+        good = self.breaches.last_good
+        since = now_s if good is None else good[1] - GOOD_LOOKS * self._settings.look_s
+        # what the next comparison may need: the newest, and the last good time
+        keep = pinned | {path.name for path, _, closed in self._closed if closed >= min(since, now_s)}
         self.retention.closed(window.bundle.path, keep)
         self._say(f"window {window.bundle.run_id}: {summary.sentence}")

@@ -1,6 +1,6 @@
 """Tokens drawn where the logits lie, and brought to the host behind the step that makes them.
 
-A row whose token follows from logits, temperature and seed alone (``plain``) is drawn by the kernel, with the very
+A row whose token follows from logits, temperature and seed alone (``engine.sampling.plain``) is drawn by the kernel, with the very
 token that ``engine.sampling`` draws; the others are sampled there, from their rows on the host.
 """
 
@@ -14,20 +14,9 @@ import torch
 from engine.flight import Drawn
 from engine.kernels.sample import sample_rows
 from engine.request import GREEDY_BELOW, Request
-from engine.sampling import sample
+from engine.sampling import plain, sample
 
 _MASK = 0xFFFFFFFFFFFFFFFF
-
-
-def plain(request: Request, before: int) -> bool:
-    """Does the token behind ``before`` others follow from logits, temperature and seed alone?"""
-    params = request.params
-    return (
-        request.shaper is None
-        and params.logprobs is None
-        and before - len(request.prompt_ids) >= params.min_tokens
-        and (params.temperature < GREEDY_BELOW or (params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0))
-    )
 
 
 def draw(logits: torch.Tensor, rows: Sequence[tuple[Request, int]]) -> torch.Tensor:

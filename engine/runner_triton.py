@@ -27,7 +27,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device_batch import Layout, Limits, Piece, bucket_sizes, build_step, halves, piece_of
-from engine.device_sampling import Reader, draw, draw_and_read, plain
+from engine.device_sampling import Reader, draw, draw_and_read
 from engine.device_weights import Shard, load_weights
 from engine.flight import DeviceFull, Drawn, Read
 from engine.graphs import Graphs
@@ -38,6 +38,7 @@ from engine.lookahead import Lookahead
 from engine.parallel import CAPTURE, STEP, STOP, Followers, Parallel
 from engine.request import Request
 from engine.rope_tables import rope_tables
+from engine.sampling import plain
 from engine.scheduler import Slice
 from engine.triton_forward import Forward
 from models.devices import DEVICES, Device

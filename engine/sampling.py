@@ -24,6 +24,17 @@ _BAND_SHIFT = 46  # 6 bits of mantissa: neighbours within a band differ by less 
 _BANDS = 4096  # reaches down to 2^-64
 
 
+def plain(request: Request, before: int) -> bool:
+    """Does the token behind ``before`` others follow from logits, temperature and seed alone?"""
+    params = request.params
+    return (
+        request.shaper is None
+        and params.logprobs is None
+        and before - len(request.prompt_ids) >= params.min_tokens
+        and (params.temperature < GREEDY_BELOW or (params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0))
+    )
+
+
 def sample(logits: torch.Tensor, requests: Sequence[Request], eos: frozenset[int]) -> tuple[list[int], list[bool]]:
     """The next token of every row.
 

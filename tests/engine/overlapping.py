@@ -9,11 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from engine.config import EngineConfig
-from engine.device_sampling import plain
 from engine.flight import Drawn, Read
 from engine.request import Request
 from engine.runner_cpu import CpuRunner
-from engine.sampling import sample
+from engine.sampling import plain, sample
 from engine.scheduler import Slice
 from engine.simulated import SimulatedRunner
 from engine.step_load import load_of

@@ -1,7 +1,7 @@
 """Tokens drawn where the logits lie, and brought to the host behind the step that makes them.
 
-A row whose token follows from logits, temperature and seed alone (``engine.sampling.plain``) is drawn by the kernel, with the very
-token that ``engine.sampling`` draws; the others are sampled there, from their rows on the host.
+A row whose token follows from logits, temperature and seed alone (``engine.sampling.plain``) is drawn by the kernel,
+with the very token that ``engine.sampling`` draws; the others are sampled there, from their rows on the host.
 """
 
 from __future__ import annotations

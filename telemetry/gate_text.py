@@ -19,7 +19,6 @@ from telemetry.objective import HELD, UNDECIDED
 from telemetry.regression import Change
 from telemetry.stats import Percentile
 from telemetry.summary import Summary, format_bound, format_seconds, format_share, format_value
-from telemetry.wrong_cause import NONE
 
 _TITLES: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 #: Characters that XML 1.0 cannot hold at all.
@@ -49,7 +48,8 @@ def markdown(gate: Gate) -> str:
             lines += ["", "The noise is approximate: a baseline of three runs or more is the one to trust."]
     if (report := summary.canary_report) is not None:
         lines += ["", f"Canaries: **{report.verdict}**", "", *(f"- {_cell(one)}" for one in report.sentences)]
-    if (looks := summary.wrong_cause).kind != NONE:
+    wrong = summary.labels[names.WRONG]
+    if (looks := layer_text.unsaid(summary.where, summary.decision, wrong, summary.wrong_cause)) is not None:
         lines += ["", f"Wrong looks like **{looks.kind}**: {_cell(looks.evidence)}. Look at {looks.layer}"]
     for shift in gate.shifts:
         moved = f"{_cell(shift.before)} before, {_cell(shift.after)} now"

@@ -13,7 +13,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,10 +23,21 @@ import pyarrow.compute as pc
 
 from telemetry import causes, names
 from telemetry.bundle import Bundle
-from telemetry.causes import CAUSES, LEAST, TOOLING, floats
+from telemetry.causes import CAUSES, ENGINE, LEAST, MODEL, TOKENIZER, TOOLING, floats
 from telemetry.distributions import binomial_at_least
 from telemetry.slo import Slo
+from telemetry.wrong_cause import NONE, WrongCause
 
+#: Whom ``wrong_cause`` names -> the layer.
+LAYER_OF: Final = {
+    "model": MODEL,
+    "model or quantisation": MODEL,
+    "model or engine": MODEL,
+    "tokenizer/template": TOKENIZER,
+    "engine": ENGINE,
+    "engine or template": ENGINE,
+    "deployment": TOOLING,
+}
 #: A pattern: so unlikely by chance, and so many of the bad requests.
 ALPHA: Final = 0.001
 CONCENTRATED: Final = 0.8
@@ -61,8 +72,12 @@ class Where:
 NOTHING: Final = Where((), None)
 
 
-def where(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Where:
-    """Where the bad requests of a run point.  before: runs to compare versions with (a baseline), the newest last."""
+def where(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = (), looks: WrongCause | None = None) -> Where:
+    """Where the bad requests of a run point.
+
+    before: runs to compare versions with (a baseline), the newest last.  looks: what checks and canaries together make
+    of the wrong answers; it is told with them.
+    """
     verdicts = bundle.verdicts(slo)
     bad = _is(verdicts, (names.LATE, names.WRONG, names.DROPPED))
     if not bad.any():
@@ -83,7 +98,23 @@ def where(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Where:
     first_bad_s = float(np.nanmin(intended)) if not np.isnan(intended).all() else None
     pointers += _tooling(bundle, before, len(place), first_bad_s)
     answered = rows.filter(pc.equal(verdicts.column("answered"), "yes"))
-    return Where(tuple(pointers), _telemetry(answered))
+    return Where(tuple(_named(pointers, looks)), _telemetry(answered))
+
+
+def _named(pointers: list[Pointer], looks: WrongCause | None) -> list[Pointer]:
+    """The same, the largest pointer of wrong answers with the kind of wrong that they look like."""
+    at = next((at for at, one in enumerate(pointers) if one.label == names.WRONG), None)
+    if at is None or looks is None or looks.kind == NONE:
+        return pointers
+    one = pointers[at]
+    layer = LAYER_OF[looks.layer.split(":")[0]] if one.cause == "answers" else one.layer
+    named = replace(
+        one,
+        layer=layer,
+        words=f"{one.words}; it looks like {looks.kind} ({looks.layer})",
+        evidence=(looks.evidence, *one.evidence),
+    )
+    return [*pointers[:at], named, *pointers[at + 1 :]]
 
 
 def _is(verdicts: pa.Table, labels: Sequence[str]) -> Bools:

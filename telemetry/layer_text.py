@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from telemetry import names
 from telemetry.layer import Pointer, Where
 from telemetry.objective import HELD
+from telemetry.wrong_cause import NONE, WrongCause
 
 SHOWN: Final = 4
 FULL: Final = 0.95  # share of answers with full telemetry below which it is said
@@ -26,6 +28,12 @@ def heads(where: Where) -> Iterator[tuple[Pointer, str]]:
     for one in where.pointers[:SHOWN]:
         count = f"{one.requests} {one.label}" if one.label else f"{one.requests} bad requests"
         yield one, f"{one.layer} ({count}): {one.words}"
+
+
+def unsaid(where: Where, decision: str, wrong: int, looks: WrongCause) -> WrongCause | None:
+    """What the wrong answers look like, where no pointer that is shown says it; None: nothing is left to say."""
+    shown = where.pointers[:SHOWN] if worth_saying(where, decision, wrong) else ()
+    return None if looks.kind == NONE or any(one.label == names.WRONG for one in shown) else looks
 
 
 def rest(where: Where) -> str:

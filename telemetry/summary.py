@@ -177,6 +177,7 @@ def summarize(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Summar
     report = canary_report.read(bundle.path)
     found = names.EXIT_OK if report is None else report.exit_code
     reasons = outcomes.reasons(verdicts)
+    looks = wrong_cause.cause(requests, report)
     return Summary(
         run_id=bundle.run_id,
         path=str(bundle.path),
@@ -209,14 +210,14 @@ def summarize(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Summar
         fluidity=_fluidity(verdicts),
         canaries=canary_estimate.estimate(requests, verdicts),
         canary_report=report,
-        wrong_cause=wrong_cause.cause(requests, report),
+        wrong_cause=looks,
         worst=_worst(requests, verdicts),
         retries=retries.of_attempts(bundle.table("attempts", retries.COLUMNS)),
         open_loop=bool(bundle.manifest.get("open_loop", True)),
         usage=_usage(requests),
         cached_share=_cached_share(requests),
         servers=accounts(bundle),
-        where=layer.where(bundle, slo, before),
+        where=layer.where(bundle, slo, before, looks),
         torn_bytes=read.torn_bytes,
         next=(f"tailspan runs check {bundle.run_id}", "tailspan up"),
     )

@@ -28,7 +28,6 @@ from telemetry.summary import (
     format_share,
     format_value,
 )
-from telemetry.wrong_cause import NONE
 
 LABEL_STYLES: Final = {
     names.GOOD: "green",
@@ -283,7 +282,8 @@ def _beside(summary: Summary) -> list[Text]:
         style = "" if report.exit_code == names.EXIT_OK else "bold red" if report.verdict == BROKEN else "yellow"
         lines.append(Text(f"canaries: {report.verdict}", style=style))
         lines += [Text(f"        {sentence}") for sentence in report.sentences]
-    if (looks := summary.wrong_cause).kind != NONE:
+    wrong = summary.labels[names.WRONG]
+    if (looks := layer_text.unsaid(summary.where, summary.decision, wrong, summary.wrong_cause)) is not None:
         lines.append(Text(f"wrong   looks like: {looks.kind}. Look at {looks.layer}", style="bold"))
         lines.append(Text(f"        {looks.evidence}"))
     return lines

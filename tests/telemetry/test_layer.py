@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from telemetry import causes, layer, names, slo
+from telemetry import causes, layer, names, slo, wrong_cause
 from telemetry.bundle import Bundle
 from telemetry.gate import gate
 from telemetry.gate_text import markdown
@@ -133,6 +133,23 @@ def test_wrong_answers_point_to_what_they_have_in_common(tmp_path: Path, cause: 
     (one,) = pointed(tmp_path, rows).pointers
     assert (one.cause, one.layer, one.label, one.requests) == (cause, its_layer, names.WRONG, len(changes))
     assert said in " ".join(one.evidence)
+
+
+def test_every_kind_of_wrong_has_a_layer() -> None:
+    assert {said.split(":")[0] for said in wrong_cause.LAYERS.values()} <= set(layer.LAYER_OF)
+    assert set(layer.LAYER_OF.values()) <= set(causes.LAYERS)
+
+
+def test_what_wrong_answers_look_like_is_said_once_with_their_pointer(tmp_path: Path) -> None:
+    rows = [answered_row(i, **({"repeat_share": 0.95} if i % 2 else {})) for i in range(40)]
+    bundle = bundle_of(tmp_path, rows, plan=PLAN)
+    summary = summarize(bundle, POLICY)
+    assert summary.wrong_cause.kind == "text"
+    text = " ".join(text_of(summary).split())
+    assert text.count("looks like") == 1 and "it looks like text (model or engine" in text
+    (one,) = summary.where.pointers
+    assert (one.layer, one.evidence[0]) == (causes.MODEL, summary.wrong_cause.evidence)
+    assert markdown(gate(bundle, POLICY)).count("looks like") == 1
 
 
 PATTERNS = {

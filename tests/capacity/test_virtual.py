@@ -137,7 +137,7 @@ def test_the_twin_is_for_virtual_time_alone(words: list[str], capsys: pytest.Cap
 
 def test_what_comes_after_an_overload_is_measured_on_its_own_clock(words: list[str], model: Path) -> None:
     fit = json.loads(Path(words[words.index("--sim-fit") + 1]).read_text())
-    setting = TwinSetting(model=str(model), device="h100", max_batch=4, prefix_cache=False, fit=fit)
+    setting = TwinSetting(model=str(model), device="h100", max_batch=4, kv_blocks=256, prefix_cache=False, fit=fit)
     load = TwinLoad(np.arange(20) * 1.0, np.full(20, 40), np.full(20, 10))
     over = TwinLoad(np.arange(600) * 0.1, np.full(600, 40), np.full(600, 10))
     after = after_overload(TWIN, setting, over, load)

@@ -188,6 +188,8 @@ class Faults:
             engine.admission.limits = replace(engine.admission.limits, requests=limit)
         elif name == "broken_cache":
             engine.pool.redirect = self._other_page if fault else None
+            if fault is None:
+                engine.pool.forget()  # pages that were computed on others' pages
         else:
             model = engine.model
             if not isinstance(model, LoadedModel):

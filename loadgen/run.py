@@ -388,7 +388,7 @@ def run(
             bundle.update(generator=generator(drive, cpu, scrapers), spans=spans)
     if watch is not None and drive.zero_ns is not None and status != INTERRUPTED:
         bundle.compact()
-        verdict = close(bundle, watch, clients_of(plan))
+        verdict = close(bundle, watch, clients_of(plan), salted=bool((plan.canaries or {}).get("salted")))
         say(console, "", f"canaries, those that changed asked again alone: {verdict}")
     summary = judge(bundle, prepared.objective)
     if options.salt is not None:

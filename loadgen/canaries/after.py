@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from loadgen.canaries import goldens
 from loadgen.canaries.check import drift_of
 from loadgen.canaries.client import Client, Refused
+from loadgen.canaries.mixed import BEYOND_END
 from loadgen.canaries.verdict import BROKEN, NUMERIC, SAME, Finding, joined, tolerance
 from loadgen.canaries.watch import COLUMNS, CanaryWatch
 from models.errors import UserError
@@ -31,7 +32,7 @@ MOST_ALONE: Final = 8  # goldens asked again
 LEAST_LOST: Final = 3  # canaries without an answer, half of all: more than bad luck
 
 
-def close(bundle: Bundle, watch: CanaryWatch, clients: Sequence[Client]) -> str:
+def close(bundle: Bundle, watch: CanaryWatch, clients: Sequence[Client], *, salted: bool) -> str:
     """Take what the watch has not seen, ask what is asked alone, and write it down.  Returns the verdict."""
     rows = bundle.table("requests", COLUMNS)
     chosen = rows.filter(pc.is_valid(rows.column("canary_kind")))
@@ -43,7 +44,7 @@ def close(bundle: Bundle, watch: CanaryWatch, clients: Sequence[Client]) -> str:
         try:
             _, found = drift_of(client, watch.recorded)
             findings += [found] if found is not None else []
-            findings += _alone(client, final)
+            findings += _alone(client, final, f"{bundle.run_id}/alone" if salted else None)
         except UserError as problem:
             findings.append(Finding(SAME, "alone", f"asked alone: {problem.message} ({client.target})"))
     verdict = joined(findings)
@@ -93,25 +94,32 @@ def _lost(watch: CanaryWatch, bundle: Bundle) -> list[Finding]:
     return found
 
 
-def _alone(client: Client, watch: CanaryWatch) -> list[Finding]:
-    """Ask the goldens that changed on this replica again, one at a time."""
+def _alone(client: Client, watch: CanaryWatch, salt: str | None) -> list[Finding]:
+    """Ask the goldens that changed on this replica again, one at a time and twice: the second is a hit of the cache."""
     own = CanaryWatch(watch.recorded, seen=[one for one in watch.seen if one.target == client.target])
     odd = own.odd()[:MOST_ALONE]
-    known = {one.id: one for one in watch.recorded.goldens}
-    changed = 0
-    for name in odd:
-        golden = known[name]
-        try:
-            answer = client.chat(golden.prompt, len(golden.tokens), logprobs=True)
-        except Refused as refused:
-            return [Finding(SAME, "alone", f"asked alone: refused ({refused.status}: {refused.said[:80]})")]
-        changed += goldens.compare(golden, answer, tolerance(watch.recorded)).kind != goldens.SAME
     if not odd:
         return []
-    if changed == 0:
-        verdict = BROKEN if watch.alarm == BROKEN else SAME
-        said = f"asked alone, all {len(odd)} changed goldens are right: only under load, concurrency ({client.target})"
+    known = {one.id: one for one in watch.recorded.goldens}
+    salted = {} if salt is None else {"cache_salt": salt}
+    changed = [0, 0]
+    for name in odd:
+        golden = known[name]
+        for again in (0, 1):
+            try:
+                answer = client.chat(
+                    golden.prompt, len(golden.tokens) + BEYOND_END * golden.ended, logprobs=True, **salted
+                )
+            except Refused as refused:
+                return [Finding(SAME, "alone", f"asked alone: refused ({refused.status}: {refused.said[:80]})")]
+            compared = goldens.compare(golden, answer, tolerance(watch.recorded))
+            changed[again] += compared.kind != goldens.SAME
+    verdict = BROKEN if watch.alarm == BROKEN else SAME
+    of = f"of {len(odd)} changed goldens"
+    if changed == [0, 0]:
+        said = f"asked alone, none {of} changes: only under load, concurrency ({client.target})"
         return [Finding(verdict, "concurrency", said)]
-    return [
-        Finding(SAME, "alone", f"asked alone, {changed} of {len(odd)} changed goldens change too ({client.target})")
-    ]
+    if changed[0] == 0 and salt is not None:
+        said = f"asked alone, none {of} changes at first and {changed[1]} when asked again: the prefix cache"
+        return [Finding(verdict, "cache", f"{said} ({client.target})")]
+    return [Finding(SAME, "alone", f"asked alone, {changed[0]} {of} change too ({client.target})")]

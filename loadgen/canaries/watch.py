@@ -35,12 +35,16 @@ LEAST_DRAWS: Final = 3  # equal draws of fewer say nothing
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One golden among the load.  place: miss, hit or plain, as the server's cache had it; target: its replica."""
+    """One golden among the load.  place: miss, hit or plain, as the server's cache had it; target: its replica.
+
+    hit: something of it was cached, by the server's account where it gives one.
+    """
 
     index: int
     place: str
     target: str
     compared: Compared
+    hit: bool
 
 
 @dataclass(slots=True)
@@ -78,7 +82,9 @@ class CanaryWatch:
                 self.unreadable += 1
                 continue
             compared = goldens.compare(known[row["canary_id"]], answer, tolerance(self.recorded))
-            one = Seen(row["index"], _place(row), row["target"], compared)
+            hit = row["canary_place"] != MISS if row["cached_tokens"] is None else row["cached_tokens"] > 0
+            place = PLAIN if row["canary_place"] == PLAIN else HIT if hit else MISS
+            one = Seen(row["index"], place, row["target"], compared, hit)
             key = (one.target, compared.id)
             self.seen.append(one)
             if key not in failed:
@@ -146,14 +152,15 @@ class CanaryWatch:
         ill = [one for one in self.seen if one.compared.kind == goldens.BROKEN]
         total: Counter[str] = Counter(one.place for one in self.seen)
         broken: Counter[str] = Counter(one.place for one in ill)
+        misses = sum(not one.hit for one in self.seen)
         lengths = {one.id: len(one.tokens) for one in self.recorded.goldens}
         kind = said = ""
         # The pairs first: what a wrong page makes the model say, even nothing, is its consequence.
-        if total[MISS] > 1 and not broken[MISS] and broken[HIT]:
-            kind, said = "cache", "; only on hits of the prefix cache"
-        elif total[HIT] > 1 and total[PLAIN] > 1 and bool(broken[HIT]) != bool(broken[PLAIN]):
+        if total[HIT] > 1 and total[PLAIN] > 1 and bool(broken[HIT]) != bool(broken[PLAIN]):
             kind = "streaming"
             said = f"; only where the answer is {'streamed' if broken[HIT] else 'not streamed'}"
+        elif misses > 1 and all(one.hit for one in ill):
+            kind, said = "cache", "; only on hits of the prefix cache"
         elif all(one.compared.step == 0 and one.compared.movement is None for one in ill):
             kind, said = "empty", "; nothing was said"
         elif all(one.compared.step == lengths[one.compared.id] for one in ill):
@@ -162,13 +169,6 @@ class CanaryWatch:
         if len(hurt) < len({one.target for one in self.seen}):
             said += f"; only on {', '.join(sorted(hurt))}"
         return kind or "golden", said
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    """miss or hit by the server's account where it gives one; an answer that is not streamed stays plain."""
-    if row["canary_place"] == PLAIN or row["cached_tokens"] is None:
-        return str(row["canary_place"])
-    return HIT if row["cached_tokens"] > 0 else MISS
 
 
 def _answer(row: Mapping[str, Any]) -> Answer | None:

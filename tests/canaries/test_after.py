@@ -56,7 +56,7 @@ def closed(folder: Path, recorded: CanaryFile, client: Client, rows: list[dict[s
         with bundle.writer("series", "s") as writer:
             writer.append(more["series"])
     bundle.update(status="complete")
-    close(bundle, CanaryWatch(recorded), [client])
+    close(bundle, CanaryWatch(recorded), [client], salted=True)
     return bundle
 
 
@@ -72,11 +72,21 @@ def test_right_alone_and_wrong_under_load_is_concurrency(tmp_path: Path, trusted
     rows = [row(n, recorded, client.target, broken=n < 4) for n in range(12)]
     bundle = closed(tmp_path, recorded, client, rows)
     verdict, said = found(bundle)["concurrency"]
-    assert verdict == "broken" and "all 4 changed goldens are right" in said
+    assert verdict == "broken" and "none of 4 changed goldens changes: only under load" in said
     assert found(bundle)["drift"][0] == "same"
     labels = [one["wrong_kind"] for one in bundle.verdicts(POLICY).to_pylist()]
     assert labels == ["golden"] * 4 + [None] * 8
     assert sum(one["verified"] for one in bundle.verdicts(POLICY).to_pylist()) == 8
+
+
+def test_right_alone_at_first_and_wrong_again_is_the_cache(tmp_path: Path, trusted: tuple[Client, CanaryFile]) -> None:
+    _, recorded = trusted
+    spoilt = FakeModel(wrong_on_hit=True)
+    with StubThread(spoilt.play) as stub:
+        client = Client(stub.url, "stub", {})
+        rows = [row(n, recorded, client.target, broken=n < 4) for n in range(12)]
+        verdict, said = found(closed(tmp_path, recorded, client, rows))["cache"]
+    assert verdict == "broken" and "none of 4 changed goldens changes at first and 4 when asked again" in said
 
 
 def test_a_server_that_is_gone_costs_what_is_asked_alone(tmp_path: Path, trusted: tuple[Client, CanaryFile]) -> None:

@@ -171,6 +171,13 @@ def test_a_hit_is_what_the_server_says_is_one() -> None:
     """A miss that met the cache all the same is a hit; a hit whose pages were gone is none."""
     watch = watched(row("g0", "miss", cached_tokens=16), row("g1", "hit", cached_tokens=0), row("g2", "hit"))
     assert [one.place for one in watch.seen] == ["hit", "miss", "hit"]
+    spoilt = {"plain": {"tokens": changed(9.0), "cached_tokens": 9}}
+    early = [
+        row(f"g{n}", place, **spoilt.get(place, {"cached_tokens": 0}))
+        for n in range(4)
+        for place in ("miss", "hit", "plain")
+    ]
+    assert verdict(watched(*early))[1] == "cache", "the second came before the first had ended; the third was a hit"
 
 
 def test_one_bad_replica_is_named() -> None:

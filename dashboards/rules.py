@@ -27,6 +27,7 @@ BY_CLASS: Final = "class:bad:ratio_rate"
 NO_STEP: Final = "tailspan:no_step:share1m"
 HANG_FOR: Final = "30s"
 STALLED_SHARE: Final = 0.05  # of the time with work and no step; a healthy run had 0.33 % at most (make accept-grafana)
+P99_SAMPLE: Final = 100  # requests below which a p99 is the one latest of them
 OUTCOMES: Final = f"{names.M_OUTCOMES}_total"
 ENGINE: Final = "job, instance, model_name, engine"
 
@@ -93,9 +94,9 @@ def alerts() -> list[dict[str, Any]]:
     wrong = f'{OUTCOMES}{{outcome="{names.WRONG}"}}'
     working = f"({names.M_RUNNING} + {names.M_WAITING}) > 0"
     made, read = (f"increase({name}_total[{HANG_FOR}])" for name in (names.M_GENERATION_TOKENS, names.M_PROMPT_TOKENS))
-    lags = " or ".join(
-        f"({lag} > {names.M_CLIENT_LAG_BOUND})" for lag in (names.M_SCHEDULE_LAG, names.M_CLIENT_LOOP_LAG)
-    )
+    bound, enough = names.M_CLIENT_LAG_BOUND, f"{names.M_CLIENT_SENT}_total >= {P99_SAMPLE}"
+    late = f"({names.M_SCHEDULE_LAG} > {bound} and {enough})"
+    limited = f"{late} or ({names.M_CLIENT_LOOP_LAG} > {bound}) or ({names.M_CLIENT_CPU} >= {CPU_MAX:g})"
     return [
         _alert(
             "TailspanEngineHangs",
@@ -152,7 +153,7 @@ def alerts() -> list[dict[str, Any]]:
         ),
         _alert(
             "TailspanClientLimited",
-            f"{lags} or ({names.M_CLIENT_CPU} >= {CPU_MAX:g})",
+            limited,
             "info",
             "the load generator does not keep up: {{ $labels.__name__ }} is {{ $value | humanize }}",
             "What it measures is partly its own. Give it more workers or its own machine. Holds burn-rate alerts back.",

@@ -1,14 +1,19 @@
-"""Compare: two runs side by side: labels, percentiles with their bands, phases, and what was run differently."""
+"""Compare: did a figure really move? Then the two runs side by side: labels, phases, percentiles, what was different.
+
+The verdict is ``telemetry.compare``'s, over all pairs of the run's group where it has one; the page only draws.
+"""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from dashboards import charts, frame, kept, markup, sides, words
-from dashboards.facts import pairs
+from dashboards.facts import changed, pairs
+from dashboards.figures import change
 from dashboards.language import tr
 from dashboards.source import Source
 from telemetry import names
+from telemetry.compare import text as compared_text
 from telemetry.stats import Percentile
 from telemetry.summary import Summary, format_seconds, format_share
 
@@ -23,10 +28,36 @@ def draw(run: Source) -> None:
         said = f"{side}: {summary.sentence}"
         st.html(markup.verdict(said, words.soundness(summary), words.verdict_colour(summary)))
     sides.tell_limits(base, run)
+    _moved(base, run)
     _labels(a, b)
     _phases(a, b)
     _percentiles(a, b)
     _changes(base, run)
+
+
+def _moved(base: Source, run: Source) -> None:
+    st.markdown("#### " + tr("Did it really move?"))
+    paths = changed.sides(run, base)
+    with st.spinner(tr("Comparing …")):
+        found = kept.ask(changed.compared, run, paths)
+    colour = change.COLOURS["worse"] if found.worse or found.refused else "#8C8C8C"
+    st.html(markup.verdict(found.sentence, compared_text.title(found) if found.effects else "", colour))
+    if any(one.relative and one.change is not None for one in found.effects):
+        left, right = st.columns(2)
+        with left:
+            st.markdown("**" + tr("Changes, with intervals that hold for all at once") + "**")
+            st.altair_chart(change.forest(found.effects), width="stretch")
+        with right:
+            st.markdown("**" + tr("Each request in A and in B, end to end") + "**")
+            points = kept.ask(changed.scatter, run, paths, "e2e")
+            if points:
+                st.altair_chart(change.scatter(points), width="stretch")
+            else:
+                frame.missing(tr("No request was answered on both sides."), "")
+    if found.effects:
+        st.html(markup.table(compared_text.headers(found), [compared_text.cells(one) for one in found.effects]))
+    for line in compared_text.closing(found):
+        st.caption(markup.plain(line))
 
 
 def _labels(a: Summary, b: Summary) -> None:

@@ -1,6 +1,7 @@
-"""Explain: which phase made the difference, between two runs or within one, phase by phase.
+"""Explain: why it changed, with evidence and what would disprove it; then which phases made the difference.
 
-It says where the time went, not why: a longer queue is most often the symptom of slower or longer work ahead of it.
+The hypotheses are ``telemetry.explain``'s; the phases alone say where the time went, not why: a longer queue is most
+often the symptom of slower or longer work ahead of it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboards import address, frame, kept, markup, palette, sides
-from dashboards.facts import pairs
+from dashboards.facts import changed, pairs
+from dashboards.figures import change
 from dashboards.figures.waterfall import COLOURS, step_word, waterfall
 from dashboards.language import tr
 from dashboards.source import Source
 from telemetry import names
+from telemetry.explain import Explanation
+from telemetry.explain.text import headline, hypothesis_lines, tables
 from telemetry.phases import Split
 from telemetry.summary import PHASE_PERCENTILES, format_seconds
 
@@ -20,7 +24,7 @@ _RUNS, _WITHIN = "runs", "within"
 
 
 def draw(run: Source) -> None:
-    frame.title(tr("Explain"), tr("Which phases made the difference. Where, not yet why."))
+    frame.title(tr("Explain"), tr("Why it changed, in which phases, and for whom."))
     left, right = st.columns(2)
     with left:
         how = address.choice(
@@ -45,6 +49,8 @@ def draw(run: Source) -> None:
     base = sides.choose_base(run)
     if base is None:
         return
+    _why(base, run)
+    st.markdown("#### " + tr("Phases"))
     a, b = kept.summary(base), kept.summary(run)
     for title, of_a, of_b in (
         (tr("Whole answer, end to end"), a.phases, b.phases),
@@ -56,6 +62,31 @@ def draw(run: Source) -> None:
             return
         _difference(one, two, f"{title}, p{asked}", "A", "B")
     sides.tell_limits(base, run)
+
+
+def _why(base: Source, run: Source) -> None:
+    paths = changed.sides(run, base)
+    if kept.ask(changed.size, run, paths) > changed.AT_ONCE and not st.toggle(
+        tr("Explain these large runs (up to a minute)")
+    ):
+        return
+    with st.spinner(tr("Replaying what-ifs …")):
+        found: Explanation = kept.ask(changed.explained, run, paths)
+    calm = found.label == "none"
+    st.html(markup.verdict(headline(found), "; ".join(found.limits), "#8C8C8C" if calm else change.COLOURS["worse"]))
+    boxes = []
+    for place, one in enumerate(found.hypotheses, 1):
+        first, *rest = hypothesis_lines(place, one)
+        boxes.append((first, [line.strip() for line in rest]))
+    st.html(markup.cards(boxes))
+    for index in found.hypotheses[0].requests[:3]:
+        frame.link("request", tr("request {index}", index=index), request=index)
+    if found.causes is not None and not calm:
+        st.markdown("#### " + tr("What each cause makes of it"))
+        st.altair_chart(change.causes(found.causes.shares), width="stretch")
+    for title, header, rows in tables(found):
+        st.markdown(f"**{markup.plain(title)}**")
+        st.html(markup.table(header, rows))
 
 
 def _difference(a: Split, b: Split, title: str, name_a: str, name_b: str) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -84,7 +85,8 @@ def pairs_needed(spread: float, effect: float, power: float, level: float) -> in
         return LEAST_FLIPPED
     rng = np.random.default_rng(SEED)
     normal = rng.standard_normal(_POWER_DRAWS)
-    for pairs in [*range(LEAST_FLIPPED, 41), *range(44, MOST_PAIRS + 1, 4)]:
+    pairs: int
+    for pairs in chain(range(LEAST_FLIPPED, 41), range(44, MOST_PAIRS + 1, 4)):
         critical = student_quantile(1 - level / 2, pairs - 1)
         chi = rng.chisquare(pairs - 1, _POWER_DRAWS)
         t = (normal + effect * math.sqrt(pairs) / spread) / np.sqrt(chi / (pairs - 1))

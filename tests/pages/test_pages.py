@@ -12,12 +12,16 @@ import pytest
 
 from benchmarks.big_bundle import REPLICAS, write_bundle
 from dashboards import language, markup, oncall, palette
-from dashboards.facts import checks, judged_anew, one_request, pairs, timeline, traffic, under_way, who
-from dashboards.figures import bars, steps
+from dashboards.facts import changed, checks, judged_anew, one_request, pairs, timeline, traffic, under_way, who
+from dashboards.figures import bars, change, steps
 from dashboards.language import CHINESE
 from dashboards.source import open_source
 from telemetry import names, slo
 from telemetry.bundle import Bundle
+from telemetry.compare import compare
+from telemetry.compare.sides import write_group
+from telemetry.explain import explain
+from telemetry.explain.text import headline
 from telemetry.summary import Summary, format_seconds, summarize
 from tests.bundles import TARGET, answered_row, dropped_row, make_bundle
 from tests.pages.opening import APP, PAGES, open_page, text_of, tile
@@ -192,12 +196,43 @@ def test_compare_puts_both_runs_side_by_side(root: Path, summary: Summary) -> No
     assert f"A: {other.sentence}" in text
     assert f"B: {summary.sentence}" in text
     for name, a, b in pairs.paired_percentiles(other, summary):
-        row = text.split(f"<td>{name}</td>")[1].split("</tr>")[0]
+        row = text.split(f"<td>{name}</td>")[-1].split("</tr>")[0]
         for value in (a, b):
             assert ("unbounded" if value.unbounded else format_seconds(value.value or 0)) in row
     assert "seeds schedule" in text
     swapped = text_of(open_page("compare", run="20260101-000001-aaaa", base="20260101-000002-aaaa"))
     assert f"A: {summary.sentence}" in swapped
+
+
+def test_compare_and_explain_say_what_the_analyses_say(root: Path) -> None:
+    a, b = (Bundle.open(root / f"20260101-00000{number}-aaaa") for number in (1, 2))
+    compared = compare([a], [b], same_load=False)
+    text = text_of(open_page("compare"))
+    assert compared.sentence in text and "APPROXIMATE" in text
+    assert "Changes, with intervals that hold for all at once" in text
+    paths = ((str(a.path),), (str(b.path),))
+    points = changed.scatter(open_source(b.path), paths, "e2e")
+    assert 500 < len(points) <= changed.POINTS
+    assert len(change.forest(compared.effects).to_dict()["layer"]) == 3
+    assert len(change.scatter(points).to_dict()["layer"]) == 2
+    explained = explain([a], [b])
+    text = text_of(open_page("explain"))
+    assert headline(explained) in text
+    for one in explained.hypotheses:
+        assert one.disprove in text and all(said in text for said in one.evidence)
+    swapped = text_of(open_page("explain", run=a.run_id, base=b.run_id))
+    assert headline(explain([b], [a])) in swapped
+
+
+def test_a_run_of_a_group_stands_for_all_its_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))
+    runs = [make_bundle(tmp_path, 60, seed=k) for k in (1, 1, 2, 2)]
+    write_group("pairs", [runs[0].run_id, runs[2].run_id], [runs[1].run_id, runs[3].run_id], tmp_path)
+    for run in runs:
+        run.update(group={"id": "pairs"})
+    assert "Student's t of 2 pairs" in text_of(open_page("compare", run=runs[3].run_id))
+    (tmp_path / "groups" / "pairs.json").unlink()
+    assert "are too few for 10 blocks" in text_of(open_page("compare", run=runs[3].run_id))
 
 
 def test_another_base_is_chosen_from_the_list(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

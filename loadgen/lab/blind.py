@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 from loadgen.lab.scenario import VIRTUAL, shipped
 from loadgen.lab.trial import record
@@ -49,7 +50,7 @@ def reveal(name: str, said: tuple[str, str], truth: Path) -> str:
     return f"{word}: {was['id']}, {was['title']}: {was['label']} · {was['cause']}{trap}"
 
 
-def _read(truth: Path) -> dict[str, dict[str, object]] | dict[str, dict[str, dict[str, str]]]:
+def _read(truth: Path) -> dict[str, Any]:
     try:
         found = json.loads(truth.read_bytes())
     except (OSError, ValueError) as error:

@@ -63,8 +63,8 @@ def _found(found: Answer) -> str:
     assert found.low is not None and found.high is not None
     rough = "" if found.ended == search.FOUND else f"; the {found.runs} runs were too few for the precision asked for"
     return (
-        f"Capacity {found.rate:.4g} requests/s under {found.slo} (90 %: {found.low:.4g} to {found.high:.4g}), "
-        f"{found.runs} runs of {found.window_s:.0f} s{rough}"
+        f"Capacity {found.rate:.4g} requests/s of {found.load} under {found.slo} "
+        f"(90 %: {found.low:.4g} to {found.high:.4g}), {found.runs} runs of {found.window_s:.0f} s{rough}"
     )
 
 

@@ -98,6 +98,7 @@ class Answer:
 
     ended: str
     slo: str
+    load: str | None  # the trace whose lengths, and perhaps times, were sent
     simulated: str | None
     runs: int
     rate: float | None
@@ -174,6 +175,7 @@ def answer(
     return Answer(
         ended=search.ended(points, bounds),
         slo=slo.name,
+        load=None if bundle is None else _load(bundle),
         simulated=None if bundle is None else bundle.manifest.get(names.SIMULATED_KEY),
         runs=len(points),
         rate=rate,
@@ -204,6 +206,13 @@ def answer(
         window_s=points[0].length_s if points else 0.0,
         points=tuple(points),
     )
+
+
+def _load(bundle: Bundle) -> str:
+    trace = bundle.manifest.get("trace") or {}
+    model = (bundle.manifest.get("plan") or {}).get("arrivals")
+    times = f", {model['model']} arrivals" if model else ""
+    return f"{trace.get('name', 'unknown')}{' (SYNTHETIC)' if trace.get('synthetic') else ''}{times}"
 
 
 def _price(terms: Terms, tokens_per_s: float | None) -> float | None:

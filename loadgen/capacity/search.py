@@ -41,6 +41,7 @@ BETWEEN: Final = 0.01
 MARGIN: Final = 1.25
 OVERLOAD_FACTOR: Final = 1.5  # above what is believed, before the way down
 DOWN: Final = 0.9  # from one try of the way down to the next
+SAME: Final = 0.95  # rates so near count as one
 NARROW: Final = 1.15  # a gap below a ceiling that is not worth a run
 TIMES_OFF: Final = 256.0  # from the first rate, up or down, before the search gives up
 GRID: Final = 2048
@@ -107,8 +108,19 @@ def judged(points: Sequence[Point]) -> list[Point]:
 
 
 def ceiling(points: Sequence[Point]) -> float:
-    """The lowest rate at which the client was the limit."""
-    return min((point.rate for point in points if point.verdict == names.CLIENT_LIMITED), default=math.inf)
+    """The lowest rate at which the client was the limit; not one that it did deliver at another try."""
+    delivered = max((point.rate for point in judged(points)), default=0.0)
+    limited = (point.rate for point in points if point.verdict == names.CLIENT_LIMITED)
+    return min((rate for rate in limited if rate * SAME > delivered), default=math.inf)
+
+
+def _once_limited(points: Sequence[Point]) -> bool:
+    """Was the client the limit in the last run, for the first time at its rate?  A machine may have been busy."""
+    if not points or points[-1].verdict != names.CLIENT_LIMITED or points[-1].kind != SEARCH:
+        return False
+    rate = points[-1].rate
+    tries = [p for p in points if p.verdict == names.CLIENT_LIMITED and SAME * rate < p.rate < rate / SAME]
+    return len(tries) == 1
 
 
 def believe(points: Sequence[Point]) -> Belief | None:
@@ -184,6 +196,8 @@ def _searched(points: Sequence[Point], bounds: Bounds) -> bool:
     found = [point for point in points if point.kind == SEARCH]
     if len(found) + 2 >= bounds.most_runs:
         return True
+    if _once_limited(found):
+        return False
     said = judged(found)
     held = [point.rate for point in said if point.verdict == HELD]
     broken = [point.rate for point in said if point.verdict == BROKEN]
@@ -206,6 +220,8 @@ def _next_rate(points: Sequence[Point], bounds: Bounds) -> float:
     top = ceiling(points)
     if not points:
         return min(bounds.start, bounds.highest)
+    if _once_limited(points):
+        return points[-1].rate
     if not said:
         return top / FACTOR
     if not broken:

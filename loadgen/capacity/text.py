@@ -63,8 +63,8 @@ def _found(found: Answer) -> str:
     assert found.low is not None and found.high is not None
     rough = "" if found.ended == search.FOUND else f"; the {found.runs} runs were too few for the precision asked for"
     return (
-        f"Capacity {found.rate:.4g} requests/s under {found.slo} (90 %: {found.low:.4g} to {found.high:.4g}), "
-        f"{found.runs} runs of {found.window_s:.0f} s{rough}"
+        f"Capacity {found.rate:.4g} requests/s of {found.load} under {found.slo} "
+        f"(90 %: {found.low:.4g} to {found.high:.4g}), {found.runs} runs of {found.window_s:.0f} s{rough}"
     )
 
 
@@ -79,7 +79,7 @@ def blocks(found: Answer) -> Iterator[Block]:
     if rows:
         yield Grid(("figure", "value", "rests on"), rows)
     if found.binding is not None:
-        yield f"At the first rate that broke, {found.binding.words}."
+        yield f"In the {_seen_in(found)}, {found.binding.words}."
     if found.breaks is not None:
         yield f"What breaks first: {found.breaks}."
     if found.descent is not None:
@@ -120,7 +120,7 @@ def _figures(found: Answer) -> Iterator[tuple[str, str, str]]:
         kv = "" if bound.kv_mean is None else f", KV pool {100 * bound.kv_mean:.0f} %"
         yield (
             "utilisation", f"a step runs in {100 * bound.busy:.0f} % of the time{kv}",
-            f"batch mean {bound.batch_mean:.0f}, peak {bound.batch_peak}; at the first rate that broke",
+            f"batch mean {bound.batch_mean:.0f}, peak {bound.batch_peak}; {_seen_in(found)}",
         )  # fmt: skip
     if (theory := found.theory) is not None:
         law, peak = theory.iron_law, theory.peak
@@ -150,6 +150,10 @@ def _figures(found: Answer) -> Iterator[tuple[str, str, str]]:
             "a millisecond per request", f"{one.machine_days:.4g} machine-days a day{price}",
             f"{one.volume:,.0f} requests a day; of device time, of which a request takes {one.device_ms:.4g} ms",
         )  # fmt: skip
+
+
+def _seen_in(found: Answer) -> str:
+    return "best run" if found.breaks is None else "first run that broke"
 
 
 def _descent(found: Answer) -> str:

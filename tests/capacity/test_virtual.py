@@ -43,7 +43,8 @@ def words(folder: Path, model: Path) -> list[str]:
     (folder / "slo.yaml").write_text(SLO)
     return [
         "capacity", "--virtual", "--model", str(model), "--device", "h100", "--sim-fit", str(folder / "fit.json"),
-        "--trace", str(folder / "trace.csv"), "--arrivals", "poisson:rate=1", "--duration", "30", "--max-batch", "4", "--kv-blocks", "256",
+        "--trace", str(folder / "trace.csv"), "--arrivals", "poisson:rate=1", "--duration", "30",
+        "--max-batch", "4", "--kv-blocks", "256",
         "--slo", str(folder / "slo.yaml"), "--runs", str(folder / "runs"), "--start-rate", "5", "--precision", "0.1",
     ]  # fmt: skip
 

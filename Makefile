@@ -91,6 +91,7 @@ accept-faults: $(VENV)/.run ## each fault under load on the real engine, then on
 	@$(BIN)/python -m benchmarks.accept_faults --simulated
 
 accept-infrastructure: $(VENV)/.run ## overload, KV cut, queue limit, cut streams, a hang and the retry storm on a simulated engine; 6 minutes
+	@echo "== quiet the machine first"
 	@$(BIN)/python -m benchmarks.accept_infrastructure
 
 CONFORMANCE ?= 400

@@ -101,10 +101,11 @@ def _alone(client: Client, watch: CanaryWatch, salt: str | None) -> list[Finding
     if not odd:
         return []
     known = {one.id: one for one in watch.recorded.goldens}
-    salted = {} if salt is None else {"cache_salt": salt}
     changed = [0, 0]
     for name in odd:
         golden = known[name]
+        # A salt of its own: goldens begin alike (the template), and would find each other's pages.
+        salted = {} if salt is None else {"cache_salt": f"{salt}/{name}"}
         for again in (0, 1):
             try:
                 answer = client.chat(

@@ -255,7 +255,10 @@ def describe(factor: str, a: Sequence[Measured], b: Sequence[Measured]) -> str:
         return f"largest batch, tokens a step: {shown[0]} -> {shown[1]}"
     if factor == POOL:
         return f"KV pages {a[0].server.kv_blocks} -> {b[0].server.kv_blocks}"
-    of = (lambda one: one.server.stalls) if factor == STALLS else (lambda one: one.cold)
+
+    def of(one: Measured) -> tuple[tuple[float, float], ...]:
+        return one.server.stalls if factor == STALLS else one.cold
+
     counts = both(lambda one: float(len(of(one))))
     sums = both(lambda one: float(sum(length for _, length in of(one))))
     return f"{counts[0]:.0f} -> {counts[1]:.0f} of them, {sums[0]:.2f} -> {sums[1]:.2f} s in all"

@@ -202,7 +202,7 @@ def _one_replica(a: Sequence[Run], b: Sequence[Run], shares: dict[str, float], e
 
 def _from_mix(one: Partition, shares: dict[str, float], evidence: dict[str, list[str]]) -> None:
     """A shift of lengths shows in layer 3 as well: it is added to what the replays say as evidence."""
-    cause = {("prompt tokens",): "prompt_lengths", ("answer tokens",): "output_lengths"}.get(one.attributes)
+    cause = {"prompt tokens": "prompt_lengths", "answer tokens": "output_lengths"}.get(" x ".join(one.attributes))
     if cause is None or cause not in shares or not one.found or one.change <= 0:
         return
     evidence.setdefault(cause, []).append(

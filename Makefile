@@ -8,7 +8,7 @@ TESTS  ?= tests
 UI     ?= 1
 SHELL  := /bin/bash
 
-.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-anchor accept accept-demo \
+.PHONY: help demo test lint lock bench bench-engine bench-accounting bench-virtual bench-virtual-speed bench-anchor accept accept-demo \
 	accept-overload accept-conformance accept-soak accept-mutations kernels-table accept-canaries bench-loadgen \
 	accept-replay accept-million accept-fuzz accept-pages accept-compare accept-why clean
 .DEFAULT_GOAL := help
@@ -55,6 +55,9 @@ bench-accounting: $(VENV)/.run ## what phases, step log and laws cost in tokens/
 
 bench-virtual: $(VENV)/.run ## simulated Llama-3.1-8B on one H100 under ten minutes of the Azure trace, about 5 minutes
 	@$(BIN)/python -m benchmarks.virtual_azure
+
+bench-virtual-speed: $(VENV)/.run ## how many times faster than real virtual time is, by load, about 3 minutes
+	@$(BIN)/python -m benchmarks.virtual_speed
 
 bench-anchor: $(VENV)/.run ## does the simulated twin predict a real run that it never saw? about 5 minutes
 	@echo "== quiet the machine first"

@@ -114,7 +114,11 @@ class Admission:
         if limits.tokens is not None and backlog.waiting and backlog.tokens + tokens > limits.tokens:
             keep = 0.5 * limits.tokens / max(1, backlog.tokens)
             raise TokensFull(backlog.tokens, tokens, limits.tokens, self._retry(backlog, keep))
-        ttft = self.ttft_s(tokens, backlog)
+        self._predict(request, tokens, backlog)
+
+    def _predict(self, request: Request, tokens: int, backlog: Backlog) -> None:
+        """Note what is predicted for it; raises TooSlow where that is above the limit."""
+        limits, ttft = self.limits, self.ttft_s(tokens, backlog)
         if limits.ttft_s is not None and ttft > limits.ttft_s:
             raise TooSlow(ttft, limits.ttft_s, _bounded(ttft - 0.5 * limits.ttft_s))
         request.predicted_ttft_ns = round(ttft * 1e9) if self.model.steps >= WARM_STEPS else None

@@ -81,11 +81,13 @@ class BlockPool:
         """``n`` empty pages, evicting the oldest cached ones; None (and nothing taken) when there are not so many."""
         if n > self.available:
             return None
-        pages = []
-        for _ in range(n):
-            page = self._pop()
+        if n <= len(self._free):
+            pages = self._free[: -n - 1 : -1]
+            del self._free[len(self._free) - n :]
+        else:
+            pages = [self._pop() for _ in range(n)]
+        for page in pages:
             self._count[page] = 1
-            pages.append(page)
         return pages
 
     def register(self, page: int, chain: int, tokens: Sequence[int]) -> int:
@@ -106,15 +108,16 @@ class BlockPool:
 
     def release(self, pages: Sequence[int]) -> None:
         """Give pages back; the last of a prompt first, so that what is evicted first is nobody's parent."""
+        counts, keys, free = self._count, self._key, self._free
         for page in reversed(pages):
-            self._count[page] -= 1
-            if self._count[page] < 0:
+            counts[page] = left = counts[page] - 1
+            if left < 0:
                 raise RuntimeError(f"page {page} released more often than held")
-            if self._count[page] == 0:
-                if page in self._key:
+            if left == 0:
+                if page in keys:
                     self._idle[page] = None
                 else:
-                    self._free.append(page)
+                    free.append(page)
         if self._owed:
             self._settle()
 
@@ -170,9 +173,9 @@ class BlockPool:
         if counts != self._count:
             bad = [page for page, count in enumerate(counts) if count != self._count[page]]
             wrong.append(f"reference counts of pages {bad[:8]} differ from what requests hold")
-        if self.available + sum(1 for n in self._count if n > 0) != self.total + self._owed:
+        if self.available + len(self._count) - self._count.count(0) != self.total + self._owed:
             wrong.append("free + cached + used pages are not the whole pool")
-        if len(set(self._free) | set(self._idle)) != len(self._free) + len(self._idle):
+        if len({*self._free, *self._idle}) != len(self._free) + len(self._idle):
             wrong.append("a page is free twice")
         if len(self._index) != len(self._key):
             wrong.append("the prefix index and its pages differ")

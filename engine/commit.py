@@ -16,11 +16,14 @@ from engine.logprobs import TokenLogprob
 from engine.request import ERROR, LENGTH, STOP, Output, Request, SamplingParams
 from engine.scheduler import Plan, Slice
 from engine.step_load import StepLoad, load_of
-from engine.steplog import StepRecord
+from engine.steplog import SeenStep
 from engine.structured import GrammarError
 
 if TYPE_CHECKING:
     from engine.core import Engine
+
+_Done = tuple[Request, str, str | None, str]  # reason, error, text
+_News = tuple[Request, str, int, tuple[TokenLogprob, ...]]  # text, token, logprobs
 
 
 class Commit:
@@ -52,18 +55,23 @@ class Commit:
 
         Returns the stamp (ns).
         """
-        engine = self._engine
-        stats, scheduler, batch = engine.counts, engine.scheduler, len(plan.slices)
-        number = stats.steps
-        recomputed = 0
+        done, news = self._take(plan, tokens, finite)
+        end = self._engine.now()
+        self._book(plan, load_of(plan.slices), start, end, gap)
+        for request, text, token, told in news:
+            request.emit(Output(request.id, text, (token,), None, None, end, told))
+        for request, reason, error, text in done:
+            self.end(request, reason, end, error=error, text=text)
+        return end
+
+    def _take(self, plan: Plan, tokens: list[int], finite: list[bool]) -> tuple[list[_Done], list[_News]]:
+        """Tokens and pages of every slice; returns the requests that are over, and the texts to send."""
+        stats, scheduler = self._engine.counts, self._engine.scheduler
         samples = iter(zip(tokens, finite, strict=True))
-        done: list[tuple[Request, str, str | None, str]] = []
-        news: list[tuple[Request, str, int, tuple[TokenLogprob, ...]]] = []
-        load = load_of(plan.slices)
+        done: list[_Done] = []
+        news: list[_News] = []
         for piece in plan.slices:
             request = piece.request
-            if request.lost > piece.start:
-                recomputed += min(request.lost, piece.start + piece.n) - piece.start
             if not piece.sample:
                 scheduler.commit(piece)
                 continue
@@ -83,20 +91,23 @@ class Commit:
             elif request.streamed:
                 told = self._told(request, token, text) if request.told is not None else ()
                 news.append((request, text, token, told))
-        end = engine.now()
+        return done, news
+
+    def _book(self, plan: Plan, load: StepLoad, start: int, end: int, gap: int) -> None:
+        """The step in clocks, counts and log."""
+        engine = self._engine
+        stats, batch, recomputed = engine.counts, plan.size, 0
         for piece in plan.slices:
-            self._account(piece, start, end, number, batch)
+            lost = piece.request.lost
+            if lost > piece.start:
+                recomputed += min(lost, piece.start + piece.n) - piece.start
+            self._account(piece, start, end, stats.steps, batch)
         stats.steps += 1
         stats.step_tokens += load.tokens
         stats.recomputed_tokens += recomputed
-        self._log(plan, load, number, start, end, gap, recomputed)
+        self._log(plan, load, stats.steps - 1, start, end, gap, recomputed)
         engine.context = load.context_tokens
         engine.admission.step(load.tokens, batch, load.context_tokens, (end - start) / 1e9)
-        for request, text, token, told in news:
-            request.emit(Output(request.id, text, (token,), None, None, end, told))
-        for request, reason, error, text in done:
-            self.end(request, reason, end, error=error, text=text)
-        return end
 
     def append(self, request: Request, token: int) -> tuple[str, str | None]:
         """Add a sampled token; returns the text that may be sent, and the finish reason if that was the last."""
@@ -156,36 +167,34 @@ class Commit:
 
     def _log(self, plan: Plan, load: StepLoad, number: int, start: int, end: int, gap: int, recomputed: int) -> None:
         engine = self._engine
-        prefills = len(plan.slices) - load.decode_seqs
-        engine.steps.append(
-            StepRecord(
-                step=number,
-                start_ns=start,
-                end_ns=end,
-                gap_ns=gap,
-                kind="mixed" if load.decode_seqs and prefills else "decode" if load.decode_seqs else "prefill",
-                running=len(engine.scheduler.running),
-                waiting=len(engine.scheduler.waiting),
-                decode_seqs=load.decode_seqs,
-                decode_tokens=load.decode_seqs,
-                prefill_seqs=prefills,
-                prefill_tokens=load.prefill_tokens,
-                recomputed_tokens=recomputed,
-                cached_tokens=plan.cached_tokens,
-                context_tokens=load.context_tokens,
-                sampled_rows=load.sampled_rows,
-                attended=load.attended,
-                kv_used=engine.pool.used,
-                kv_free=engine.pool.available,
-                preempted=len(plan.preempted),
-                preempted_requests=tuple([request.id for request in plan.preempted]),
-                admitted=tuple([request.id for request in plan.admitted]),
-                admitted_cached=tuple(plan.admitted_cached),
-                requests=tuple([piece.request.id for piece in plan.slices]),
-                request_tokens=tuple([piece.n for piece in plan.slices]),
-                **engine.floors.step(load, end - start),
-                **getattr(engine.runner, "last_step", {}),
-            )
+        requests = tuple([piece.request.id for piece in plan.slices])
+        tokens = tuple([piece.n for piece in plan.slices])
+        seen = self.seen(plan, load, (number, start, end, gap), recomputed, requests, tokens)
+        engine.steps.append(seen.record(engine.floors, getattr(engine.runner, "last_step", {})))
+
+    def seen(
+        self,
+        plan: Plan,
+        load: StepLoad,
+        when: tuple[int, int, int, int],
+        recomputed: int,
+        requests: tuple[str, ...],
+        tokens: tuple[int, ...],
+    ) -> SeenStep:
+        """A step as it stands in the log, before the account of the device; when: number, start, end, gap."""
+        scheduler, pool = self._engine.scheduler, self._engine.pool
+        return SeenStep(
+            *when,
+            load=load,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            recomputed=recomputed,
+            kv=(pool.used, pool.available),
+            preempted=tuple([request.id for request in plan.preempted]),
+            admitted=tuple([request.id for request in plan.admitted]),
+            admitted_cached=tuple(plan.admitted_cached),
+            requests=requests,
+            tokens=tokens,
         )
 
     def end(self, request: Request, reason: str, now: int, *, error: str | None = None, text: str = "") -> None:

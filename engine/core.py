@@ -296,7 +296,7 @@ class Engine:
         self.counts.stall_ns += gap
         plan = self.scheduler.schedule(start)
         self.commit.scheduled(plan, start)
-        if not plan.slices:
+        if not plan.size:
             self._last_end_ns = start if self.scheduler.running else None
             return
         try:

@@ -16,9 +16,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from engine.blocks import ROOT, BlockPool
+from engine.blocks import ROOT
 from engine.config import SIMULATED, EngineConfig
-from engine.request import SamplingParams
+from engine.counting_pool import CountingPool
+from engine.phase_clock import PhaseClock
+from engine.request import LENGTH, SamplingParams
 from engine.simulated import Simulation, open_reference
 from engine.step_fit import Step, StepFit
 from engine.step_fit import fit as fit_steps
@@ -41,7 +43,9 @@ _NS: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class EngineTwin:
-    """The engine as a function; it keeps nothing."""
+    """The engine as a function; it keeps nothing.  leaping: see ``engine.virtual.VirtualEngine``."""
+
+    leaping: bool = True
 
     def replay(self, load: TwinLoad, setting: TwinSetting, *, steps: bool = False, tokens: bool = False) -> TwinRun:
         """See ``telemetry.twin.Twin.replay``."""
@@ -53,6 +57,7 @@ class EngineTwin:
             gap_ns=round(what.fit.gap_s * _NS) if what.fit is not None else 0,
             pauses=tuple((round(at * _NS), round(length * _NS)) for at, length in setting.pauses),
             token_steps=tokens,
+            leaping=self.leaping,
         )
         if load.cached_tokens is not None:
             _tell_hits(rig, load.cached_tokens.tolist())
@@ -176,16 +181,14 @@ def _block(whose: int, name: int, tokens: int) -> list[int]:
 
 def _tell_hits(rig: VirtualEngine, cached: list[int]) -> None:
     """Put a pool into the engine that finds what the load says; nothing has been asked of the old one yet."""
-    engine = rig.engine
-    pool = _ToldHits(engine.pool.total, engine.pool.size, cached)
-    engine.pool = engine.scheduler.pool = pool
+    rig.use_pool(_ToldHits(rig.engine.pool.total, rig.engine.pool.size, cached))
 
 
-class _ToldHits(BlockPool):
+class _ToldHits(CountingPool):
     """A pool whose prefix hits are told beforehand; the pages of a hit are the request's own."""
 
     def __init__(self, total: int, size: int, cached: list[int]) -> None:
-        super().__init__(total, size, prefix_cache=False)
+        super().__init__(total, size)
         self._told = cached
 
     def match(self, tokens: Any) -> tuple[list[int], int]:
@@ -195,49 +198,46 @@ class _ToldHits(BlockPool):
         return self.take(pages) or [], ROOT
 
 
+_COUNTS: Final = (
+    "cached_tokens", "preemptions", "prefill_chunks", "batch_size_mean", "queue_depth_at_arrival",
+    "queue_tokens_ahead", "step_first", "step_last",
+)  # fmt: skip
+_TIMES: Final = ("prefill_wait", "decode_max_gap", "floor_ttft", "floor_tpot")
+_NEVER: Final = PhaseClock(0)  # of a request that was refused: no time in any phase
+
+
+def _seconds(ns: list[int | None], since: Any = 0.0) -> Any:
+    """NaN for None."""
+    return (np.array(ns, dtype=np.float64) - since) / _NS
+
+
 def _result(load: TwinLoad, setting: TwinSetting, rig: VirtualEngine, *, steps: bool, tokens: bool) -> TwinRun:
     lives: list[Life] = sorted(rig.lives, key=lambda life: int(life.id[1:]))  # v1, v2, ...: in order of arrival
     n = len(load)
     assert len(lives) == n
-    nan = np.full(n, np.nan)
-    ttft, e2e, tpot = nan.copy(), nan.copy(), nan.copy()
-    phases = {name: np.zeros(n) for name in PHASES}
-    kinds: dict[str, Any] = {
-        "cached_tokens": 0, "preemptions": 0, "prefill_chunks": 0, "prefill_wait_s": 0.0, "decode_max_gap_s": 0.0,
-        "batch_size_mean": 0.0, "queue_depth_at_arrival": 0, "queue_tokens_ahead": 0, "step_first": -1,
-        "step_last": -1, "floor_ttft_s": np.nan, "floor_tpot_s": np.nan,
-    }  # fmt: skip
-    facts: dict[str, Any] = {name: np.full(n, value) for name, value in kinds.items()}
-    for at, life in enumerate(lives):
-        clock = life.clock
-        if clock is None:
-            continue
-        if clock.first_token_ns is not None:
-            ttft[at] = (clock.first_token_ns - clock.head_ns) / _NS
-            if life.output_tokens > 1 and clock.last_token_ns is not None and life.reason == "length":
-                tpot[at] = (clock.last_token_ns - clock.first_token_ns) / (life.output_tokens - 1) / _NS
-        if clock.last_token_ns is not None:
-            e2e[at] = (clock.last_token_ns - clock.head_ns) / _NS
-        for name, ns in clock.durations().items():
-            phases[name][at] = ns / _NS
-        seen = clock.facts
-        for name, values in facts.items():
-            if not name.endswith("_s"):
-                values[at] = getattr(seen, name)
-            elif (ns_or_none := getattr(seen, f"{name.removesuffix('_s')}_ns")) is not None:
-                values[at] = ns_or_none / _NS
+    clocks = [life.clock or _NEVER for life in lives]
+    heads = np.array([clock.head_ns for clock in clocks], dtype=np.float64)
+    first = _seconds([clock.first_token_ns for clock in clocks], heads)
+    last = _seconds([clock.last_token_ns for clock in clocks], heads)
+    made = np.array([life.output_tokens for life in lives], dtype=np.int64)
+    outcome = np.array([life.reason for life in lives], dtype=np.str_)
+    spans = [clock.durations() for clock in clocks]
+    seen = [clock.facts for clock in clocks]
+    facts: dict[str, Any] = {name: np.array([getattr(one, name) for one in seen]) for name in _COUNTS}
+    for name in _TIMES:
+        facts[f"{name}_s"] = _seconds([getattr(one, f"{name}_ns") for one in seen])
     records = rig.engine.steps.since(-1) if steps or tokens else []
     ends = np.array([record.end_ns for record in records], dtype=np.int64)
     return TwinRun(
         load=load,
         setting=setting,
         label=rig.what.label,
-        outcome=np.array([life.reason for life in lives], dtype=np.str_),
-        output_tokens=np.array([life.output_tokens for life in lives], dtype=np.int64),
-        ttft_s=ttft,
-        e2e_s=e2e,
-        tpot_s=tpot,
-        phases=phases,
+        outcome=outcome,
+        output_tokens=made,
+        ttft_s=first,
+        e2e_s=last,
+        tpot_s=np.where((outcome == LENGTH) & (made > 1), (last - first) / np.maximum(made - 1, 1), np.nan),
+        phases={name: np.array([one[name] for one in spans]) / _NS for name in PHASES},
         facts=facts,
         length_s=rig.clock.now_ns / _NS,
         kv_blocks=rig.engine.pool.total,

@@ -49,12 +49,22 @@ class Slice:
 
 @dataclass(slots=True)
 class Plan:
-    """One step: slices of one token first, then chunks."""
+    """One step: slices of one token first, then chunks.
+
+    steady: requests that decode one token without a slice of their own, ahead of all slices (``engine.cohort``, in
+    virtual time alone).
+    """
 
     slices: list[Slice] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     admitted_cached: list[int] = field(default_factory=list)  # tokens of each that the prefix cache had
+    steady: int = 0
+
+    @property
+    def size(self) -> int:
+        """Requests in this step."""
+        return len(self.slices) + self.steady
 
     @property
     def cached_tokens(self) -> int:
@@ -64,7 +74,7 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Tokens computed in this step."""
-        return sum(piece.n for piece in self.slices)
+        return sum(piece.n for piece in self.slices) + self.steady
 
 
 class Scheduler:
@@ -116,7 +126,7 @@ class Scheduler:
     def _chunks(self, plan: Plan, budget: int) -> int:
         """Chunks of the prompts that run, least rank first; half of what is left while somebody stands behind."""
         spent = 0
-        prefills = [request for request in self.running if len(request.tokens) - request.computed > 1]
+        prefills = [request for request in self._changing() if len(request.tokens) - request.computed > 1]
         for at, request in enumerate(prefills):
             room = budget - spent
             if request.state != "running" or room <= 0:
@@ -128,6 +138,10 @@ class Scheduler:
                 spent += n
         self._drop_preempted(plan)
         return spent
+
+    def _changing(self) -> list[Request]:
+        """Those of the batch that may need more than the one page that a decode grows into; all, to be sure."""
+        return self.running
 
     @property
     def _may_admit(self) -> bool:
@@ -142,7 +156,7 @@ class Scheduler:
     def _admit(self, plan: Plan, budget: int) -> int:
         """Start requests from the head of the queue, never past it; returns the tokens spent."""
         spent = 0
-        promised = sum(max(0, self.pool.pages(len(one.tokens)) - len(one.blocks)) for one in self.running)
+        promised = sum(max(0, self.pool.pages(len(one.tokens)) - len(one.blocks)) for one in self._changing())
         while spent < budget and self._may_admit:
             request = self.waiting.head(self._now_ns)
             if request.leader is not None and request.leader.leading:

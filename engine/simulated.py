@@ -12,7 +12,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -25,7 +25,7 @@ from engine.sampling import mix64
 from engine.scheduler import Slice
 from engine.step_fit import StepFit
 from engine.step_fit import load as load_fit
-from engine.step_load import load_of
+from engine.step_load import StepLoad, load_of
 from engine.step_model import QUIET, BaseTime, Noise, RooflineTime, ScaledTime, StepTimes
 from models.devices import Device, find_device
 from models.errors import UserError
@@ -41,6 +41,7 @@ ANSWER_TOKENS: Final = 211
 MEMORY_SHARE: Final = 0.9
 STAND_IN: Final = "smollm2"  # whose tokenizer and template serve a shape that comes without its own
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_END_BELOW: Final = np.uint64(2**24 // ANSWER_TOKENS)
 _LATE_MAX_NS: Final = 20_000_000
 
 
@@ -179,7 +180,7 @@ class SimulatedRunner:
                 remedy="name a larger device or a smaller precision, or give --kv-blocks",
             )
         self._clock: Clock = clock or RealClock()
-        self._times = what.times()
+        self.times = what.times()
         self._seed = what.seed
         ends = what.model.shape.eos_token_ids
         self._end = ends[0] if ends else None
@@ -187,25 +188,25 @@ class SimulatedRunner:
 
     @cached_property
     def _words(self) -> np.ndarray:
-        found = words(self._tokenizer, self._vocab)
-        return np.array(found, dtype=np.int64)
+        return np.array(words(self._tokenizer, self._vocab), dtype=np.int64)
 
     def forward(self, slices: Sequence[Slice]) -> torch.Tensor:
         """Draw the tokens and let the time pass."""
-        begin = self._clock()
-        duration = self._times.next_ns(load_of(slices))
-        tokens = self._draw([piece.request for piece in slices if piece.sample])
-        self._clock.wait_until(begin + duration)
+        tokens = self.draw([piece.request for piece in slices if piece.sample])
+        self.take_time(load_of(slices))
         return torch.from_numpy(tokens)
 
-    def _draw(self, requests: list[Request]) -> np.ndarray:
+    def take_time(self, load: StepLoad) -> None:
+        """Let the time of a step pass."""
+        self._clock.wait_until(self._clock() + self.times.next_ns(load))
+
+    def draw(self, requests: list[Request]) -> np.ndarray:
         """The next token of every request; an end in one of ``ANSWER_TOKENS`` draws."""
         keys = np.array([request.key or self._key(request) for request in requests], dtype=np.uint64)
         positions = np.array([len(request.tokens) - len(request.prompt_ids) for request in requests], dtype=np.uint64)
-        bits = mix64(keys + _GOLDEN * (positions + np.uint64(1)))
-        tokens: np.ndarray = self._words[(bits % np.uint64(len(self._words))).astype(np.int64)]
+        tokens, ends = self._words_at(keys, positions)
         if self._end is not None:
-            for row in np.flatnonzero((bits >> np.uint64(40)) < np.uint64(2**24 // ANSWER_TOKENS)).tolist():
+            for row in np.flatnonzero(ends).tolist():
                 params = requests[row].params
                 if not params.ignore_eos and requests[row].generated >= params.min_tokens:
                     tokens[row] = self._end
@@ -213,6 +214,22 @@ class SimulatedRunner:
             if request.params.min_tokens and request.params.stop_token_ids:
                 tokens[row] = self._not_yet(request, int(tokens[row]))
         return tokens
+
+    def draw_ahead(self, request: Request, n: int) -> np.ndarray:
+        """The next ``n`` tokens of a request, [n] int64: what ``draw`` would give one by one, if nothing ended it."""
+        first, params = request.generated, request.params
+        positions = np.arange(first, first + n, dtype=np.uint64)
+        tokens, ends = self._words_at(np.full(n, request.key or self._key(request), dtype=np.uint64), positions)
+        if self._end is not None and not params.ignore_eos:
+            ends[: max(0, params.min_tokens - first)] = False
+            tokens[ends] = self._end
+        return tokens
+
+    def _words_at(self, keys: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Words by key and position, and at which of them an answer may end."""
+        bits = mix64(keys + _GOLDEN * (positions + np.uint64(1)))
+        words = self._words
+        return words[(bits % np.uint64(len(words))).astype(np.int64)], (bits >> np.uint64(40)) < _END_BELOW
 
     def _not_yet(self, request: Request, token: int) -> int:
         """Below min_tokens, a token that would end the answer is replaced by another word."""
@@ -231,6 +248,7 @@ class SimulatedRunner:
         return request.key
 
 
+@lru_cache(maxsize=8)
 def words(tokenizer: Tokenizer, vocab: int) -> list[int]:
     """Tokens of plain printable text; all that there are, where none is."""
     found = []

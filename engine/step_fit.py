@@ -78,6 +78,14 @@ class StepFit:
             total += coefficient * value
         return total
 
+    def decodes(self, batch: int, contexts: Floats) -> Floats:
+        """Seconds of steps that decode ``batch`` sequences each; contexts: tokens with KV of each step."""
+        total: Floats = np.zeros(len(contexts))
+        *steady, by_context, by_pair = self.coefficients
+        for coefficient, value in zip(steady, _features(StepLoad(0, batch, 0, batch, 0))[:-2], strict=True):
+            total = total + coefficient * value
+        return total + by_context * contexts + by_pair * contexts
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {

@@ -15,8 +15,14 @@ import random
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.step_load import StepLoad
 from models.roofline import StepCost
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: Share of the peak that large matrix products reach.  An assumption: reports of model FLOPs utilisation in prefill
 #: on these cards lie between 0.4 and 0.7.
@@ -30,6 +36,9 @@ class BaseTime(Protocol):
     def seconds(self, load: StepLoad) -> float:
         """Seconds, above 0."""
 
+    def decodes(self, batch: int, contexts: Floats) -> Floats:
+        """``seconds``, to the last bit, of steps that decode ``batch`` sequences; contexts: tokens with KV of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class RooflineTime:
@@ -41,6 +50,10 @@ class RooflineTime:
     def seconds(self, load: StepLoad) -> float:
         """Seconds of a step on the device."""
         return self.cost.iron_law_ns(self.cost.floor_ns(*load), self.utilisation) / 1e9
+
+    def decodes(self, batch: int, contexts: Floats) -> Floats:
+        """Seconds of steps of decodes."""
+        return self.cost.decodes_ns(batch, contexts, self.utilisation) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,10 @@ class ScaledTime:
             rest = self.base.seconds(without) if load.decode_seqs else 0.0
             whole = rest + (whole - rest) / self.prefill_speed
         return whole / self.speed
+
+    def decodes(self, batch: int, contexts: Floats) -> Floats:
+        """Seconds of steps of decodes."""
+        return self.base.decodes(batch, contexts) / self.speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +107,36 @@ class StepTimes:
         self._x = self._draw.gauss(0.0, noise.sigma) if noise.sigma else 0.0
         self._fresh = math.sqrt(1.0 - noise.autocorrelation**2) * noise.sigma
         self._shift = 0.5 * noise.sigma**2  # the mean of exp(x) is exp(sigma^2 / 2)
+        self._drawn: int | None = None  # the next step's, which ``decodes_ns`` has drawn already
 
     def next_ns(self, load: StepLoad) -> int:
         """How long the next step takes (ns)."""
-        seconds = self.base.seconds(load)
+        if self._drawn is not None:
+            drawn, self._drawn = self._drawn, None
+            return drawn
+        return self._noisy_ns(self.base.seconds(load))
+
+    def decodes_ns(self, batch: int, contexts: Floats, room_ns: int, gap_ns: int) -> Ints:
+        """How long each of the next steps takes, which decode ``batch`` sequences: those that are over before room_ns.
+
+        contexts: tokens with KV of each.  room_ns: from now; a step and the gap_ns after it must end before that.  What
+        was drawn for the first that does not is kept: the next step must be that one.
+        """
+        base = self.base.decodes(batch, contexts)
+        if not self.noise.sigma and not self.noise.stall_rate:
+            quiet: Ints = np.maximum(SHORTEST_NS, np.rint(base * 1e9)).astype(np.int64)
+            return quiet[: int(np.searchsorted(np.cumsum(quiet + gap_ns), room_ns))]
+        found: list[int] = []
+        for seconds in base.tolist():
+            drawn = self._noisy_ns(seconds)
+            room_ns -= drawn + gap_ns
+            if room_ns <= 0:
+                self._drawn = drawn
+                break
+            found.append(drawn)
+        return np.array(found, dtype=np.int64)
+
+    def _noisy_ns(self, seconds: float) -> int:
         noise = self.noise
         if noise.sigma:
             self._x = noise.autocorrelation * self._x + self._draw.gauss(0.0, self._fresh)

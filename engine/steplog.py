@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from engine.floors import Floors
+    from engine.step_load import StepLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,58 @@ class StepRecord:
     padded_tokens: int | None = None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
+
+
+class SeenStep(NamedTuple):
+    """What the engine saw of a step: all of its record but the account of the device.  kv: pages used and free."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    gap_ns: int
+    load: StepLoad
+    running: int
+    waiting: int
+    recomputed: int
+    kv: tuple[int, int]
+    preempted: tuple[str, ...]
+    admitted: tuple[str, ...]
+    admitted_cached: tuple[int, ...]
+    requests: tuple[str, ...]
+    tokens: tuple[int, ...]
+
+    def record(self, floors: Floors, extra: Mapping[str, int]) -> StepRecord:
+        """The record, with the account of the device, and what its runner adds."""
+        load = self.load
+        decodes, prefills = load.decode_seqs, len(self.requests) - load.decode_seqs
+        return StepRecord(
+            step=self.step,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            gap_ns=self.gap_ns,
+            kind="mixed" if decodes and prefills else "decode" if decodes else "prefill",
+            running=self.running,
+            waiting=self.waiting,
+            decode_seqs=decodes,
+            decode_tokens=decodes,
+            prefill_seqs=prefills,
+            prefill_tokens=load.prefill_tokens,
+            recomputed_tokens=self.recomputed,
+            cached_tokens=sum(self.admitted_cached),
+            context_tokens=load.context_tokens,
+            sampled_rows=load.sampled_rows,
+            attended=load.attended,
+            kv_used=self.kv[0],
+            kv_free=self.kv[1],
+            preempted=len(self.preempted),
+            preempted_requests=self.preempted,
+            admitted=self.admitted,
+            admitted_cached=self.admitted_cached,
+            requests=self.requests,
+            request_tokens=self.tokens,
+            **floors.step(load, self.end_ns - self.start_ns),
+            **extra,
+        )
 
 
 class StepLog:

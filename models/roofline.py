@@ -15,8 +15,13 @@ import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from models.devices import Device
 from models.shape import ModelShape
+
+Floats = npt.NDArray[np.float64]
 
 MEMORY: Final = "memory"
 COMPUTE: Final = "compute"
@@ -105,12 +110,11 @@ class StepCost:
         """
         if tokens <= 0:
             return 0.0
-        return (
-            self._layers
-            + tokens * self._row
-            + (self._head if sampled_rows > 0 else 0.0)
-            + context_tokens * self._kv_token
-        )
+        return self._bytes_of_work(tokens, sampled_rows) + context_tokens * self._kv_token
+
+    def _bytes_of_work(self, tokens: float, sampled_rows: float) -> float:
+        """Those that do not depend on the context."""
+        return self._layers + tokens * self._row + (self._head if sampled_rows > 0 else 0.0)
 
     def linear_flops(self, tokens: float, sampled_rows: float) -> float:
         """FLOPs of the matrix products with weights: 2 a parameter and token, the head for sampled rows only."""
@@ -147,6 +151,16 @@ class StepCost:
     def iron_law_ns(self, step: StepFloor, utilisation: float = 1.0) -> float:
         """bytes / bandwidth + FLOPs / (peak * utilisation) + fixed cost of the same step, ns; never below its floor."""
         return step.bytes * self._ns_per_byte + step.flops * self._ns_per_flop / utilisation + self.device.fixed_ns
+
+    def decodes_ns(self, batch: int, contexts: Floats, utilisation: float = 1.0) -> Floats:
+        """``iron_law_ns`` of steps that decode ``batch`` sequences each, at once; contexts: each step's tokens with KV.
+
+        The same numbers to the last bit: every operation is that of ``floor_ns``, in its order.
+        """
+        moved = np.trunc(self._bytes_of_work(batch, batch) + contexts * self._kv_token)
+        flops = np.trunc(self.linear_flops(batch, batch) + contexts * self._flops_pair)
+        found: Floats = moved * self._ns_per_byte + flops * self._ns_per_flop / utilisation + self.device.fixed_ns
+        return found
 
     def prefill(self, prompt_tokens: float, cached_tokens: float = 0) -> StepFloor:
         """A prompt alone on the device, in one step, without what the prefix cache holds (at least one token is new).

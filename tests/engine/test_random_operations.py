@@ -52,7 +52,8 @@ class Monkey:
             queue_tokens=self.draw.choice([None, 600]),
             check_every=0,
         )
-        self.rig = VirtualEngine(self.config, Simulation(self.model, DEVICES["L4"], "bf16"), keep=True)
+        what, leaping = Simulation(self.model, DEVICES["L4"], "bf16"), self.seed % 4 < 2  # and the plain engine
+        self.rig = VirtualEngine(self.config, what, keep=True, leaping=leaping)
         self.prefixes = [[self.draw.randrange(3, 400) for _ in range(16 * n)] for n in (1, 2, 3)]
 
     def arrive(self) -> None:

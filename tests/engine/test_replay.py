@@ -11,7 +11,7 @@ import pytest
 
 from engine.replay import TWIN
 from engine.step_load import StepLoad
-from engine.step_model import ScaledTime
+from engine.step_model import Floats, ScaledTime
 from models.errors import UserError
 from telemetry import check, slo
 from telemetry.bundle import Bundle
@@ -111,9 +111,13 @@ def test_scaled_times_are_exact() -> None:
         def seconds(self, load: StepLoad) -> float:
             return 1.0 + 0.01 * load.prefill_tokens + 0.1 * load.decode_seqs
 
+        def decodes(self, batch: int, contexts: Floats) -> Floats:
+            return np.full(len(contexts), 1.0 + 0.1 * batch)
+
     mixed, decode = StepLoad(50, 10, 900, 11, 2000), StepLoad(0, 10, 900, 10, 900)
     assert ScaledTime(Base(), 2.0, 0.5).seconds(mixed) == pytest.approx((2.0 + 0.5 / 0.5) / 2)
     assert ScaledTime(Base(), 2.0, 0.5).seconds(decode) == 1.0
+    assert ScaledTime(Base(), 2.0, 0.5).decodes(10, np.zeros(2)).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

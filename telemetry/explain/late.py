@@ -23,6 +23,7 @@ from telemetry.explain.side import Run
 from telemetry.phases import OTHER
 from telemetry.summary import format_seconds
 
+AMPLIFIED: Final = 1.3  # attempts a request, against A's
 NAMED: Final = 0.2  # share of the change from which a cause is named
 MOST: Final = 3
 EXAMPLES: Final = 5
@@ -47,11 +48,17 @@ def hypotheses(
     shares: dict[str, float] = {}
     evidence: dict[str, list[str]] = {}
     inside = 1.0
+    attempts = [_attempts(side) for side in (a, b)]
+    retried = attempts[1] > AMPLIFIED * attempts[0]
+    if retried:
+        evidence["retries"] = [f"attempts a request {attempts[0]:.2f} -> {attempts[1]:.2f}"]
     if phases is not None and phases.change_s > 0:
         inside = 0.0
         for part in phases.parts:
             share = part.change_s / phases.change_s
             cause = OUTSIDE.get(part.phase)
+            if part.phase == names.CLIENT_WAIT and retried:  # the moments of a row are those of its last attempt
+                cause = "retries"
             if part.phase == OTHER:  # of a first token: network, and what of stalls and preemptions lies before it
                 outside = min(max(0.0, _network_change(a, b) / phases.change_s), max(0.0, share))
                 inside, share = inside + share - outside, outside
@@ -73,6 +80,11 @@ def hypotheses(
         for name, share in ranked[:MOST]
     ]  # fmt: skip
     return found or [unknown(phases, causes, change)]
+
+
+def _attempts(side: Sequence[Run]) -> float:
+    tries = np.concatenate([run["attempts"][run.counted] for run in side])
+    return float(np.nan_to_num(tries, nan=1.0).mean()) if len(tries) else 1.0
 
 
 def _network_change(a: Sequence[Run], b: Sequence[Run]) -> float:

@@ -184,6 +184,17 @@ def test_retries_that_multiply_the_load_are_told_from_capacity(tmp_path: Path) -
     )
 
 
+def test_time_that_earlier_attempts_took_is_no_network(tmp_path: Path) -> None:
+    def again(k: int, row: dict[str, Any]) -> dict[str, Any]:
+        if k % 2:
+            return row
+        moments = ("sent_s", "headers_s", "first_chunk_s", "first_token_s", "first_content_s", "last_token_s", "end_s")
+        return row | {name: row[name] + 4.0 for name in moments} | {"attempts": 3}
+
+    found = verdict(tmp_path, again)
+    assert found.verdict == ("late", "retries") and "attempts a request 1.00 -> 2.00" in found.hypotheses[0].evidence
+
+
 def both_wrong(more: int, per_token: float = 0.0) -> Change:
     def change(k: int, row: dict[str, Any]) -> dict[str, Any]:
         tokens = 60 + k % 90

@@ -87,7 +87,7 @@ def causes(
     shares.sort(key=lambda one: -one.change_s)
     return Causes(
         figure, float(np.mean([one.observed for one in found])), float(values.sum(axis=1).mean()), tuple(shares),
-        through, replays * len(found), size, float(np.mean([one.error for one in found])),
+        through, replays * len(found), found[0].sample, float(np.mean([one.error for one in found])),
     )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ class _Values:
     values: Floats
     observed: float
     error: float
+    sample: int
 
 
 def _shapley(pair: Pair, factors: Sequence[str], measure: str, p: float, replay: Replay, size: int) -> _Values:
@@ -118,7 +119,7 @@ def _shapley(pair: Pair, factors: Sequence[str], measure: str, p: float, replay:
         seen.append(quantile(np.concatenate(times), p))
     base = value(frozenset())
     error = abs(base - seen[0]) / seen[0] if seen[0] > 0 else 0.0
-    return _Values(values, seen[1] - seen[0], error)
+    return _Values(values, seen[1] - seen[0], error, sum(len(two) for _, two in sampled))
 
 
 def shapley(factors: Sequence[str], value: Callable[[frozenset[str]], float]) -> Floats:

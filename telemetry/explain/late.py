@@ -194,12 +194,12 @@ def _one_replica(a: Sequence[Run], b: Sequence[Run], shares: dict[str, float], e
     formula = step_times.fit([one for run in a for one in run.steps])
     if formula is None:
         return
-    slower: dict[str, float] = {}
-    for replica in {one.replica for one in b[0].steps} & {one.replica for one in a[0].steps}:
-        logs = [[one for run in side for one in run.steps if one.replica == replica] for side in (a, b)]
+    slower: dict[str, float] = {}  # by B's name; replicas of the two sides are paired in the order of their names
+    for place, name in enumerate(one.replica for one in b[0].steps):
+        logs = [[run.steps[place] for run in side if place < len(run.steps)] for side in (a, b)]
         before, after = (step_times.speed(one, formula) for one in logs)
         if before is not None and after is not None:
-            slower[replica] = max(0.0, math.log(after.total / before.total))
+            slower[name] = max(0.0, math.log(after.total / before.total))
     total = sum(slower.values())
     if len(slower) < 2 or total <= 0:
         return

@@ -84,8 +84,8 @@ class Pairs:
         from telemetry.compare.sides import write_group
 
         self.sides[pairing.side].append(bundle)
-        ids = [[one.run_id for one in self.sides[side]] for side in ("A", "B")]
-        write_group(self.group, *ids, self.root)
+        a, b = ([one.run_id for one in self.sides[side]] for side in ("A", "B"))
+        write_group(self.group, a, b, self.root)
 
     def comparison(self) -> Comparison | None:
         """Of the pairs that are complete; None: there is none."""

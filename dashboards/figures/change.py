@@ -34,7 +34,7 @@ def forest(effects: Sequence[Effect]) -> alt.LayerChart:
         for one in effects
         if one.relative and one.change is not None
     ]
-    y = alt.Y("figure:N", sort=[row["figure"] for row in data], title=None).axis(ticks=False)
+    y = alt.Y("figure:N", sort=[str(row["figure"]) for row in data], title=None).axis(ticks=False)
     tips = [
         alt.Tooltip("figure:N", title=" "),
         alt.Tooltip("change:Q", title=tr("change, %"), format="+.1f"),
@@ -105,7 +105,7 @@ def causes(shares: Sequence[CauseShare]) -> alt.LayerChart:
         }
         for one in shares
     ]
-    y = alt.Y("factor:N", sort=[row["factor"] for row in data], title=None).axis(ticks=False, labelLimit=140)
+    y = alt.Y("factor:N", sort=[str(row["factor"]) for row in data], title=None).axis(ticks=False, labelLimit=140)
     bars = (
         alt.Chart(marks(data))
         .mark_bar(height={"band": 0.7})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,7 @@ from telemetry.compare.facts import Facts
 from telemetry.compare.figures import Figure, band, values
 from telemetry.compare.refusals import TOO_FEW_REQUESTS, Refusal
 from telemetry.compare.result import BLOCKS as METHOD
-from telemetry.compare.result import UNTESTED, Comparison, Effect
+from telemetry.compare.result import UNTESTED, WORSE, Comparison, Effect
 from telemetry.distributions import student_quantile
 
 BLOCKS: Final = 10
@@ -134,24 +135,28 @@ def _effects(
     for at, one in enumerate(figures):
         relative = one.p is not None
         bands = (band([a], one), band([b], one)) if relative else (None, None)
-        levels = [float(side[at]) if np.isfinite(side[at]) else None for side in (of_a, of_b)]
-        pair = ((levels[0], levels[1]),)
+        before, after = (float(side[at]) if np.isfinite(side[at]) else None for side in (of_a, of_b))
+        here = Effect(
+            one.name, relative, before, after, None, None, None, None, UNTESTED, int(counts[at]), bands[0], bands[1],
+            pairs=((before, after),),
+        )  # fmt: skip
         if at not in usable:
-            why = f"n = {counts[at]}, {one.needed} needed" if counts[at] < one.needed else "unbounded on a side"
-            verdict = UNTESTED
-            if counts[at] >= one.needed and levels[0] is not None and levels[1] is None and relative:
-                verdict = judge(math.inf, math.inf, math.inf, True, tolerance)
-            found.append(Effect(one.name, relative, *levels, None, None, None, None, verdict, int(counts[at]), *bands,
-                                why, pair))  # fmt: skip
+            if counts[at] < one.needed:
+                here = replace(here, note=f"n = {counts[at]}, {one.needed} needed")
+            elif relative and before is not None and after is None:
+                here = replace(here, verdict=WORSE, note="unbounded on side B")
+            else:
+                here = replace(here, note="unbounded on a side")
+            found.append(here)
             continue
-        low, high = seen[at] - critical * error[at], seen[at] + critical * error[at]
-        verdict = judge(float(seen[at]), float(low), float(high), relative, tolerance)
+        low, high = float(seen[at] - critical * error[at]), float(seen[at] + critical * error[at])
+        verdict = judge(float(seen[at]), low, high, relative, tolerance)
         statistic = abs(seen[at]) / error[at] * NORMAL / student if error[at] > 0 else 0.0
         p = float((1 + (widest.max(axis=1) >= statistic).sum()) / (1 + DRAWS))
-        change = [float(x) for x in (seen[at], low, high)]
-        if relative:
-            change = [math.expm1(min(x, 700.0)) for x in change]
-        found.append(Effect(one.name, relative, *levels, *change, p, verdict, int(counts[at]), *bands, None, pair))
+        change, low, high = (
+            math.expm1(min(value, 700.0)) if relative else value for value in (float(seen[at]), low, high)
+        )
+        found.append(replace(here, change=change, low=low, high=high, p=p, verdict=verdict))
     return found, critical
 
 
@@ -206,5 +211,6 @@ def _quantiles(times: Floats, ids: Ints, weights: Floats, ps: Sequence[float]) -
     total = cumulated[:, -1]
     for at, p in enumerate(ps):
         ranks = np.maximum(1.0, np.ceil(p * total / 100 - 1e-9))
-        found[:, at] = grid[np.minimum((cumulated < ranks[:, None]).sum(axis=1), size - 1)]
+        places = [int(np.searchsorted(row, rank)) for row, rank in zip(cumulated, ranks, strict=True)]
+        found[:, at] = grid[np.minimum(places, size - 1)]
     return found

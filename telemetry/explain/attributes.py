@@ -68,10 +68,10 @@ def partitions(
             found.append(one)
     found.sort(key=lambda one: -_telling(one))
     best = [one.attributes[0] for one in found[:DEEPER]]
-    for one, two in combinations(best, 2):
-        words = [f"{x} x {y}" for x in names_of[one] for y in names_of[two]]
-        codes = [side.cells[one] * len(names_of[two]) + side.cells[two] for side in sides]
-        crossed = _divide((one, two), codes, words, sides)
+    for first, second in combinations(best, 2):
+        words = [f"{x} x {y}" for x in names_of[first] for y in names_of[second]]
+        codes = [side.cells[first] * len(names_of[second]) + side.cells[second] for side in sides]
+        crossed = _divide((first, second), codes, words, sides)
         if crossed is not None:
             found.append(crossed)
     kept = false_discovery([p for one in found for p in (one.p_mix, one.p_within)], RATE)

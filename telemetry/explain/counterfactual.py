@@ -87,7 +87,7 @@ def causes(
     shares.sort(key=lambda one: -one.change_s)
     return Causes(
         figure, float(np.mean([one.observed for one in found])), float(values.sum(axis=1).mean()), tuple(shares),
-        through, replays * len(found), size, float(np.mean([one.error for one in found])),
+        through, replays * len(found), found[0].sample, float(np.mean([one.error for one in found])),
     )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ class _Values:
     values: Floats
     observed: float
     error: float
+    sample: int
 
 
 def _shapley(pair: Pair, factors: Sequence[str], measure: str, p: float, replay: Replay, size: int) -> _Values:
@@ -118,7 +119,7 @@ def _shapley(pair: Pair, factors: Sequence[str], measure: str, p: float, replay:
         seen.append(quantile(np.concatenate(times), p))
     base = value(frozenset())
     error = abs(base - seen[0]) / seen[0] if seen[0] > 0 else 0.0
-    return _Values(values, seen[1] - seen[0], error)
+    return _Values(values, seen[1] - seen[0], error, sum(len(two) for _, two in sampled))
 
 
 def shapley(factors: Sequence[str], value: Callable[[frozenset[str]], float]) -> Floats:
@@ -255,7 +256,10 @@ def describe(factor: str, a: Sequence[Measured], b: Sequence[Measured]) -> str:
         return f"largest batch, tokens a step: {shown[0]} -> {shown[1]}"
     if factor == POOL:
         return f"KV pages {a[0].server.kv_blocks} -> {b[0].server.kv_blocks}"
-    of = (lambda one: one.server.stalls) if factor == STALLS else (lambda one: one.cold)
+
+    def of(one: Measured) -> tuple[tuple[float, float], ...]:
+        return one.server.stalls if factor == STALLS else one.cold
+
     counts = both(lambda one: float(len(of(one))))
     sums = both(lambda one: float(sum(length for _, length in of(one))))
     return f"{counts[0]:.0f} -> {counts[1]:.0f} of them, {sums[0]:.2f} -> {sums[1]:.2f} s in all"

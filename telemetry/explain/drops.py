@@ -170,7 +170,8 @@ def _with_reason(run: Run, reason: str) -> np.ndarray:
 
 
 def _indices(run: Run, reason: str) -> np.ndarray:
-    return run.index[_with_reason(run, reason)]
+    found: np.ndarray = run.index[_with_reason(run, reason)]
+    return found
 
 
 def _details(b: Sequence[Run], reason: str) -> list[str]:

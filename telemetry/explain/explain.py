@@ -220,7 +220,7 @@ class _Explainer:
         )  # fmt: skip
 
     def _limits(self, label: str, phases: Sequence[Phases], layer2: Any) -> list[str]:
-        found = []
+        found: list[str] = []
         if label == INVALID:
             return found
         if len(self.a) == 1:

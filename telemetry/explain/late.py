@@ -23,6 +23,7 @@ from telemetry.explain.side import Run
 from telemetry.phases import OTHER
 from telemetry.summary import format_seconds
 
+AMPLIFIED: Final = 1.3  # attempts a request, against A's
 NAMED: Final = 0.2  # share of the change from which a cause is named
 MOST: Final = 3
 EXAMPLES: Final = 5
@@ -47,11 +48,17 @@ def hypotheses(
     shares: dict[str, float] = {}
     evidence: dict[str, list[str]] = {}
     inside = 1.0
+    attempts = [_attempts(side) for side in (a, b)]
+    retried = attempts[1] > AMPLIFIED * attempts[0]
+    if retried:
+        evidence["retries"] = [f"attempts a request {attempts[0]:.2f} -> {attempts[1]:.2f}"]
     if phases is not None and phases.change_s > 0:
         inside = 0.0
         for part in phases.parts:
             share = part.change_s / phases.change_s
             cause = OUTSIDE.get(part.phase)
+            if part.phase == names.CLIENT_WAIT and retried:  # the moments of a row are those of its last attempt
+                cause = "retries"
             if part.phase == OTHER:  # of a first token: network, and what of stalls and preemptions lies before it
                 outside = min(max(0.0, _network_change(a, b) / phases.change_s), max(0.0, share))
                 inside, share = inside + share - outside, outside
@@ -73,6 +80,11 @@ def hypotheses(
         for name, share in ranked[:MOST]
     ]  # fmt: skip
     return found or [unknown(phases, causes, change)]
+
+
+def _attempts(side: Sequence[Run]) -> float:
+    tries = np.concatenate([run["attempts"][run.counted] for run in side])
+    return float(np.nan_to_num(tries, nan=1.0).mean()) if len(tries) else 1.0
 
 
 def _network_change(a: Sequence[Run], b: Sequence[Run]) -> float:
@@ -182,12 +194,12 @@ def _one_replica(a: Sequence[Run], b: Sequence[Run], shares: dict[str, float], e
     formula = step_times.fit([one for run in a for one in run.steps])
     if formula is None:
         return
-    slower: dict[str, float] = {}
-    for replica in {one.replica for one in b[0].steps} & {one.replica for one in a[0].steps}:
-        logs = [[one for run in side for one in run.steps if one.replica == replica] for side in (a, b)]
+    slower: dict[str, float] = {}  # by B's name; replicas of the two sides are paired in the order of their names
+    for place, name in enumerate(one.replica for one in b[0].steps):
+        logs = [[run.steps[place] for run in side if place < len(run.steps)] for side in (a, b)]
         before, after = (step_times.speed(one, formula) for one in logs)
         if before is not None and after is not None:
-            slower[replica] = max(0.0, math.log(after.total / before.total))
+            slower[name] = max(0.0, math.log(after.total / before.total))
     total = sum(slower.values())
     if len(slower) < 2 or total <= 0:
         return
@@ -202,7 +214,7 @@ def _one_replica(a: Sequence[Run], b: Sequence[Run], shares: dict[str, float], e
 
 def _from_mix(one: Partition, shares: dict[str, float], evidence: dict[str, list[str]]) -> None:
     """A shift of lengths shows in layer 3 as well: it is added to what the replays say as evidence."""
-    cause = {("prompt tokens",): "prompt_lengths", ("answer tokens",): "output_lengths"}.get(one.attributes)
+    cause = {"prompt tokens": "prompt_lengths", "answer tokens": "output_lengths"}.get(" x ".join(one.attributes))
     if cause is None or cause not in shares or not one.found or one.change <= 0:
         return
     evidence.setdefault(cause, []).append(

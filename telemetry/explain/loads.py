@@ -64,9 +64,9 @@ def load_change(a: Sequence[Run], b: Sequence[Run]) -> LoadChange | None:
     if not rows:
         return None
     table = np.array(rows)
-    middle = table.mean(axis=0)
+    arrivals, work, speed = (float(one) for one in table.mean(axis=0))
     low_high = [interval(table[:, at]) for at in range(3)]
-    return LoadChange(*(float(one) for one in middle), *low_high)
+    return LoadChange(arrivals, work, speed, *low_high)
 
 
 def _pair(a: Run, b: Run) -> tuple[float, float, float] | None:

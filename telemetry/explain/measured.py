@@ -190,8 +190,10 @@ def differ(factor: str, a: Measured, b: Measured) -> bool:
     if factor == LIMITS:
         return (a.server.max_batch, a.server.token_budget) != (b.server.max_batch, b.server.token_budget)
     if factor == POOL:
-        pools = (a.server.kv_blocks, b.server.kv_blocks)
-        return None not in pools and abs(pools[0] - pools[1]) > SAME_SHARE * max(pools)  # type: ignore[operator, type-var, arg-type]
+        left_pool, right_pool = a.server.kv_blocks, b.server.kv_blocks
+        if left_pool is None or right_pool is None:
+            return False
+        return abs(left_pool - right_pool) > SAME_SHARE * max(left_pool, right_pool)
     return bool(a.server.stalls or b.server.stalls) if factor == STALLS else bool(a.cold or b.cold)
 
 

@@ -32,8 +32,9 @@ class _Course:
     def __init__(self, load: Load, server: ServerModel) -> None:
         self.server = server
         self.at = load.at_s.tolist()
-        self.prompt, self.output = load.prompt.tolist(), np.maximum(load.output, 1).tolist()
-        self.cached = np.minimum(load.cached, load.prompt - 1).clip(min=0).tolist()
+        self.prompt: list[int] = load.prompt.tolist()
+        self.output: list[int] = np.maximum(load.output, 1).tolist()
+        self.cached: list[int] = np.minimum(load.cached, load.prompt - 1).clip(min=0).tolist()
         self.pool = math.inf if server.kv_blocks is None else float(server.kv_blocks * server.block_size)
         n = len(load)
         self.first, self.last = [math.nan] * n, [math.nan] * n

@@ -126,7 +126,8 @@ def speed(logs: Sequence[Steps], coefficients: Sequence[float]) -> Speed | None:
 def stalls(steps: Steps) -> Bools:
     """Steps before which the engine stood still though work was at hand, for much longer than it usually does."""
     gaps = np.nan_to_num(steps["gap_ns"]) / 1e9
-    usual = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0
+    # of all steps: where hardly any has a gap, those that have one are what is looked for
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
     found: Bools = gaps > max(STALL_FLOOR_S, STALL_RATIO * usual)
     return found
 
@@ -134,7 +135,6 @@ def stalls(steps: Steps) -> Bools:
 def usual_gap(logs: Sequence[Steps]) -> float:
     """Median time between two steps with work at hand (s), over the steps that are no stalls."""
     gaps = np.concatenate([np.nan_to_num(one["gap_ns"])[~stalls(one)] for one in logs] or [np.zeros(0)]) / 1e9
-    gaps = gaps[gaps > 0]
     return float(np.median(gaps)) if len(gaps) else 0.0
 
 

@@ -63,12 +63,12 @@ def hypotheses(a: Sequence[Run], b: Sequence[Run]) -> list[Hypothesis]:
     for kind, value in sorted(more.items(), key=lambda one: -one[1]):
         if value <= 0 or value < 0.2 * total:
             continue
-        cause, said = _cause(kind, b)
+        cause, beside = _cause(kind, b)
         line = (
             f"check {kind}: fails {100 * kinds[0].get(kind, 0.0):.2f} % -> {100 * kinds[1][kind]:.2f} % of the answers"
         )
         shares[cause] = shares.get(cause, 0.0) + value / total * (0.5 if strong else 1.0)
-        evidence.setdefault(cause, []).extend([line, *said])
+        evidence.setdefault(cause, []).extend([line, *beside])
         rows.setdefault(cause, []).extend(int(one) for one in b[0].index[_failing(b[0], kind)][:EXAMPLES])
     found = []
     for name, share in sorted(shares.items(), key=lambda one: -one[1])[:3]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import tailspan
@@ -18,8 +19,9 @@ from telemetry import names, slo
 from telemetry.bundle import Bundle
 from telemetry.explain import CAUSES, UNKNOWN, Explanation, explain
 from telemetry.explain.text import headline, markdown
+from telemetry.schema import TABLES
 from telemetry.twin import TwinLoad, TwinSetting
-from telemetry.twin_bundle import write_bundle
+from telemetry.twin_bundle import rows, write_bundle
 from tests.bundles import answered_row, dropped_row
 
 FIT = {
@@ -127,6 +129,37 @@ def test_windows_selections_and_the_twin(base: Bundle, tmp_path: Path) -> None:
         explain([], [slow])
 
 
+def two_replicas(root: Path, side: str, seed: int, *speeds: float) -> Bundle:
+    """One run over two engines, each with half of the requests, and names of this side's own."""
+    whole = load(speed=1.6)
+    tables, steps = [], []
+    for k, speed in enumerate(speeds):
+        half = TwinLoad(whole.at_s[k::2], whole.input_tokens[k::2], whole.output_tokens[k::2])
+        run = TWIN.replay(half, replace(SETTING, seed=seed + k, speed=speed), steps=True)
+        named = pa.array([f"{side}{k}"] * len(half))
+        table = rows(run).set_column(rows(run).column_names.index("replica"), "replica", named)
+        index = pa.array(np.arange(len(half)) * 2 + k)
+        tables.append(table.set_column(0, table.schema.field(0), index))
+        assert run.steps is not None
+        steps.append(run.steps.set_column(0, "replica", pa.array([f"{side}{k}"] * run.steps.num_rows)))
+    bundle = Bundle.create(root, {}, scheduled=N, length_s=float(whole.at_s[-1]), slo=POLICY.manifest_entry())
+    for name, parts in (("requests", tables), ("steps", steps)):
+        with bundle.writer(name, "w") as writer:
+            for part in parts:
+                writer.append_table(part.cast(TABLES[name]))
+    bundle.update(status="complete", validity={"verdict": "VALID"})
+    bundle.compact()
+    return bundle
+
+
+def test_one_slow_replica_is_told_from_a_slow_engine(tmp_path: Path) -> None:
+    before = two_replicas(tmp_path, "a", 1, 1.0, 1.0)
+    one = explain([before], [two_replicas(tmp_path, "b", 5, 1.0, 1 / 2.2)])
+    assert one.verdict == ("late", "replica"), markdown(one)
+    assert "replica b1" in one.hypotheses[0].evidence[0]
+    assert explain([before], [two_replicas(tmp_path, "c", 5, 1 / 1.6, 1 / 1.6)]).verdict == ("late", "engine_speed")
+
+
 def test_without_a_step_log_the_rates_tell_and_the_limit_is_stated(base: Bundle, tmp_path: Path) -> None:
     def bare(sent: TwinLoad, seed: int) -> Bundle:
         return write_bundle(TWIN.replay(sent, replace(SETTING, seed=seed)), POLICY, root=tmp_path)
@@ -142,11 +175,11 @@ Change = Callable[[int, dict[str, Any]], dict[str, Any]]
 
 
 def made(root: Path, change: Change | None = None, n: int = 300, **manifest: Any) -> Bundle:
-    rows = [answered_row(k, k * 0.1, text=None) for k in range(n)]
-    rows = [row if change is None else change(k, row) for k, row in enumerate(rows)]
+    made_rows = [answered_row(k, k * 0.1, text=None) for k in range(n)]
+    made_rows = [row if change is None else change(k, row) for k, row in enumerate(made_rows)]
     bundle = Bundle.create(root, {}, scheduled=n, length_s=n * 0.1, trace={"name": "made"}, slo=POLICY.manifest_entry())
     with bundle.writer("requests", "w") as writer:
-        writer.append(rows)
+        writer.append(made_rows)
     bundle.update(**{"status": "complete", "validity": {"verdict": "VALID"}, **manifest})
     bundle.compact()
     return bundle
@@ -182,6 +215,17 @@ def test_retries_that_multiply_the_load_are_told_from_capacity(tmp_path: Path) -
     assert (
         found.verdict == ("dropped", "retries") and "attempts a request 1.00 -> 1.99" in found.hypotheses[0].evidence[1]
     )
+
+
+def test_time_that_earlier_attempts_took_is_no_network(tmp_path: Path) -> None:
+    def again(k: int, row: dict[str, Any]) -> dict[str, Any]:
+        if k % 2:
+            return row
+        moments = ("sent_s", "headers_s", "first_chunk_s", "first_token_s", "first_content_s", "last_token_s", "end_s")
+        return row | {name: row[name] + 4.0 for name in moments} | {"attempts": 3}
+
+    found = verdict(tmp_path, again)
+    assert found.verdict == ("late", "retries") and "attempts a request 1.00 -> 2.00" in found.hypotheses[0].evidence
 
 
 def both_wrong(more: int, per_token: float = 0.0) -> Change:

@@ -231,6 +231,10 @@ def test_stalls_slow_steps_and_cold_starts_are_told_apart() -> None:
     stalled = steps_of(4)
     stalled.columns["gap_ns"][[100, 200]] = 3e8
     assert np.flatnonzero(step_times.stalls(stalled)).tolist() == [100, 200]
+    alone = steps_of(4)  # an engine whose steps follow each other without a gap, but for the stalls
+    alone.columns["gap_ns"][:] = 0
+    alone.columns["gap_ns"][[7, 70]] = 3e8
+    assert np.flatnonzero(step_times.stalls(alone)).tolist() == [7, 70] and step_times.usual_gap([alone]) == 0
     shape = np.ceil(np.log2(calm["prefill_tokens"] + 1)) * 64 + np.ceil(np.log2(calm["decode_seqs"] + 1))
     first = np.unique(shape, return_index=True)[1]
     often = np.flatnonzero(shape == np.bincount(shape.astype(int)).argmax())[: len(first)]

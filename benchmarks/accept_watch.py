@@ -129,7 +129,7 @@ def main() -> int:
     fault_unix = 0
     try:
         words = ["watch", "--target", url, "--slo", str(slo), "--runs", str(folder / "w"), "--otlp-port", str(otlp)]
-        words += ["--metrics-port", str(metrics), "--period", f"{max(30.0, length / 12):g}", "--disk-mb", str(DISK_MB)]
+        words += ["--metrics-port", str(metrics), "--period", f"{max(30.0, length / 6):g}", "--disk-mb", str(DISK_MB)]
         words += ["--look", f"{min(60.0, length / 20):g}", "--duration", f"{length:g}", "--keep", "8"]
         watch = subprocess.Popen([sys.executable, "-m", "tailspan", *words], cwd=ROOT)
         began = time.monotonic()

@@ -125,7 +125,8 @@ class Watch:
             self._judge_at = now_s + self._settings.judge_s
             self._judge(now_s, now_unix_ns)
         self._compare_if_due(now_s, now_unix_ns)
-        if now_s - self._opened_s >= self._settings.period_s:
+        pending = self._called is not None and not self._called.compared  # its bad time belongs into one window
+        if now_s - self._opened_s >= self._settings.period_s and not pending:
             self._roll(now_s, now_unix_ns)
 
     def stop(self, now_s: float) -> None:

@@ -181,3 +181,30 @@ def test_a_list_of_runs(tmp_path: Path) -> None:
 )
 def test_seconds_as_a_person_writes_them(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_a_run_that_failed_by_itself_is_no_lost_worker(tmp_path: Path) -> None:
+    workers = [{"name": "worker-0", "status": "cut"}]
+    rows = [answered_row(i) for i in range(5)]
+    bundle = bundle_of(tmp_path, rows, scheduled=9, status="incomplete", failure="TypeError: made", workers=workers)
+    run = summarize(bundle, DEMO)
+    assert run.validity.verdict == names.INCOMPLETE and run.exit_code == names.EXIT_RUN_NOT_VALID
+    assert run.validity.reasons == (
+        "ended by an internal error of the generator after 5 of 9 requests: TypeError: made",
+    )
+    assert run.reasons[names.INVALID] == {names.CUT_BY_END: 4}
+
+
+def test_an_objective_without_a_request_is_open_and_an_overload_that_held_is_not_called_one(tmp_path: Path) -> None:
+    ours = [dropped_row(i, error=names.BAD_REQUEST) for i in range(9)]
+    nothing = text_of(summarize(bundle_of(tmp_path / "none", ours), DEMO))
+    assert "no data" in nothing and "FAIL" not in nothing and "open" in nothing
+    grown = [
+        answered_row(i, float(i), phase_queue_s=0.01 * i, server_duration_s=1.126 + 0.01 * i,
+                     **{f"{name}_s": i + 0.2 + 0.01 * i + more
+                        for name, more in (("first_token", 0.0), ("last_token", 0.95), ("end", 1.0))})
+        for i in range(90)
+    ]  # fmt: skip
+    held = summarize(bundle_of(tmp_path / "grown", grown), DEMO)
+    assert held.held and held.growth is not None and held.growth.last.total_s > 2 * held.growth.first.total_s
+    assert held.overload is None

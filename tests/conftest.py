@@ -1,4 +1,4 @@
-"""Fixtures that several folders share: the real model."""
+"""What several folders share: the real model, and how property tests run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from models.errors import UserError
+
+# Two slow cores may be shared: how long an example takes says nothing.  The examples are the same in every run.
+settings.register_profile(
+    "tailspan", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("tailspan")
 
 
 @pytest.fixture(scope="session")

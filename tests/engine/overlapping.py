@@ -105,7 +105,7 @@ class Simulated(SimulatedRunner):
             if one.sample:
                 sampling.append(frozen(one, None).request)
                 sampling[-1].tokens += [0] * (one.end - len(sampling[-1].tokens))
-        tokens: list[int] = self._draw(sampling).tolist() if sampling else []
+        tokens: list[int] = self.draw(sampling).tolist() if sampling else []
 
         def read() -> Drawn:
             self._clock.wait_until(ready)

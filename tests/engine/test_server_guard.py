@@ -23,7 +23,7 @@ from telemetry.names import EXIT_USAGE, SECONDS_BUCKETS
 from tests.engine.serving import client, serving, until
 
 CHAT = "/v1/chat/completions"
-GENERATOR = ("tailspan_requests", "tailspan_client_")  # served by the generator
+GENERATOR = ("tailspan_requests", "tailspan_client_", "tailspan_run_", "tailspan_watch_")  # served by others
 
 
 def ask(**more: Any) -> dict[str, Any]:

@@ -23,8 +23,8 @@ PROSE = (
 class Letters:
     """A tokenizer of one token a character."""
 
-    def count_plain(self, text: str, /) -> int:
-        return len(text)
+    def encode_plain(self, text: str, /) -> list[int]:
+        return [ord(letter) for letter in text]
 
 
 def test_the_plain_counts() -> None:

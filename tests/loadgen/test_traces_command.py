@@ -118,7 +118,7 @@ def test_the_real_traces_have_their_known_figures(
         (["traces", "verify", "moon-cake-conversation"], "traces verify", "mooncake-conversation"),
         (["traces", "fetch", "Azure-2023-Code"], "traces fetch", "azure-2023-code"),
         (["run", "one-persn"], "one-persn", "one-person"),
-        (["run", "--target", "http://127.0.0.1:9", "--trace", "azure-2032-conv"], "--trace", "azure-2023-conv"),
+        (["run", "--target", "http://127.0.0.1:9", "--trace", "azure-2023-conw"], "--trace", "azure-2023-conv"),
         (["run", "--target", "http://127.0.0.1:9", "--model", "smolm2"], "model", "smollm2"),
         (["slo", "check", "chatt"], "chatt", "chat"),
     ],

@@ -22,7 +22,8 @@ from rich.console import Console
 
 from benchmarks.engine_peers import HttpServer, environment_of, free_port
 from loadgen.options import Options
-from loadgen.run import prepare, run
+from loadgen.prepare import prepare
+from loadgen.run import run
 from models.store import load_reference, resolve, source_gguf
 from telemetry import names, slo
 from telemetry.adapters.means import PER_REQUEST, accounts

@@ -29,7 +29,7 @@ from models.errors import UserError
 
 if TYPE_CHECKING:
     from loadgen.options import Options
-    from loadgen.run import Prepared
+    from loadgen.prepare import Prepared
 
 SAMPLE_ROWS: Final = 5  # requests that a dry run prints
 
@@ -170,7 +170,8 @@ def run_command(
 
     from loadgen.pairs import Pairs
     from loadgen.pairs import tell as tell_pairs
-    from loadgen.run import prepare, run
+    from loadgen.prepare import prepare
+    from loadgen.run import run
     from telemetry.baseline import Load, require_same_load, resolve_baseline
     from telemetry.gate import gate
     from telemetry.gate_command import deliver, tell

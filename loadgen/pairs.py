@@ -20,7 +20,7 @@ from models.errors import UserError
 from telemetry.compare.max_t import LEAST_FLIPPED
 
 if TYPE_CHECKING:
-    from loadgen.run import Prepared
+    from loadgen.prepare import Prepared
     from telemetry.bundle import Bundle
     from telemetry.compare import Comparison
 

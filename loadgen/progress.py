@@ -107,3 +107,8 @@ class Progress:
         if self._drawing:
             self._live.stop()
             self._drawing = False
+
+
+def say(console: Console, label: str, text: str) -> None:
+    """One labelled line."""
+    console.print(f"{label:<8}{text}", highlight=False, markup=False, soft_wrap=True)

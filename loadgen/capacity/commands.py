@@ -281,7 +281,7 @@ def _probe(asked: Asked, group: Group, setting: TwinSetting | None) -> tuple[Pro
         virtual = VirtualProbe(asked.options, asked.twin, setting, group.path, asked.console)
         return virtual, virtual.cost.shape, 1
     from loadgen.plan import checked_targets
-    from loadgen.run import model_reference
+    from loadgen.prepare import model_reference
     from models.store import load_reference
 
     probe = ServerProbe(asked.options, group.path, asked.console, group.begun)

@@ -9,7 +9,7 @@ from loadgen.capacity.group import Group
 from loadgen.capacity.point import Point
 from loadgen.capacity.probe import Probe
 from loadgen.capacity.search import Bounds
-from loadgen.run import say
+from loadgen.progress import say
 from telemetry.objective import BROKEN, HELD
 
 

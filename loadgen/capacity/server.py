@@ -18,8 +18,9 @@ from loadgen.capacity.point import OVERLOAD, Point, point_of
 from loadgen.capacity.probe import refuse_too_few
 from loadgen.capacity.search import Step
 from loadgen.options import Options
+from loadgen.prepare import draft, prepare
 from loadgen.progress import Totals
-from loadgen.run import draft, prepare, run
+from loadgen.run import run
 from models.errors import UserError
 from models.roofline import StepCost
 from models.steady_load import Limits

@@ -22,7 +22,9 @@ from loadgen.capacity.probe import refuse_too_few
 from loadgen.capacity.search import Step
 from loadgen.options import Options
 from loadgen.preflight import Target
-from loadgen.run import Prepared, draft, manifest, say, with_schedule
+from loadgen.prepare import Prepared, draft, with_schedule
+from loadgen.progress import say
+from loadgen.run import manifest
 from loadgen.schedule import Schedule, build
 from models.steady_load import SteadyLoad
 from telemetry import names

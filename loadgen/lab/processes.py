@@ -36,7 +36,8 @@ from loadgen.lab.scenario import REAL, SERVER, Scenario, drawn
 from loadgen.lab.trial import Explain, Trial, second_of
 from loadgen.options import Options
 from loadgen.patience import Patience
-from loadgen.run import prepare, run
+from loadgen.prepare import prepare
+from loadgen.run import run
 from models.errors import UserError
 from telemetry.bundle import Bundle
 from telemetry.parts import write_atomically

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from loadgen.options import Options
-from loadgen.run import prepare, run
+from loadgen.prepare import prepare
+from loadgen.run import run
 from telemetry import names
 from telemetry.bundle import INCOMPLETE, Bundle
 from tests.loadgen.place import COUNT, WAIT_S, Place, chats, script

@@ -1,7 +1,8 @@
 """One load test from what ``loadgen.prepare`` laid out to a judged bundle: the parent process of a run.
 
-Order: the bundle and plan.json, the span receiver, the fleet, the scraper; then what came back is gathered and judged.  Must always hold: once a bundle exists it is closed
-with a status that says how the run ended, and all processes and threads of the run are gone when run() returns.
+Order: the bundle and plan.json, the span receiver, the fleet, the scraper; then what came back is gathered and judged.
+Must always hold: once a bundle exists it is closed with a status that says how the run ended, and all processes and
+threads of the run are gone when run() returns.
 """
 
 from __future__ import annotations

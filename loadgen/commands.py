@@ -205,13 +205,13 @@ def run_command(
             repeat = pairing.pair
         bundle, _ = run(asked, prepared, Console(stderr=True), repeat=repeat, pairing=pairing)
         found = gate(bundle, prepared.objective, baseline, others)
-        deliver(found, summary, junit)
         if as_json:
             print(json.dumps(found.to_dict(), indent=None if several else 2))
         else:
             show(render(found.summary))
             if others:
                 tell(found)
+        deliver(found, summary, junit)  # last: what was found is printed, whatever becomes of the files
         codes.add(int(found.exit_code))
         if EXIT_INTERRUPTED in codes:
             return EXIT_INTERRUPTED

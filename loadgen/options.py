@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from loadgen.arrivals import ArrivalModel
 from loadgen.bodies import CHAT
 from loadgen.classes import TrafficClass
 from loadgen.patience import Patience
 from loadgen.traces.trace import Choices
+
+CANARY_SHARE: Final = 0.02  # of the requests, where canaries are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Options:
     total_timeout_s: float = 600.0
     keep_text: str = "wrong"
     canaries: str | None = None  # a canary file; None: none among the load
-    canary_share: float = 0.02
+    canary_share: float = CANARY_SHARE
     exact_output: bool = True
     temperature: float = 1.0
     headers: list[str] = field(default_factory=list)

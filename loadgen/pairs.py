@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from loadgen.options import Options
+from loadgen.plan import checked_targets
 from models.errors import UserError
 from telemetry.compare.max_t import LEAST_FLIPPED
 
@@ -46,6 +47,7 @@ class Pairs:
 
     def __init__(self, options: Options, against: str, find: float | None) -> None:
         """find: relative change that the pairs have to be enough for; None: ``repeats`` pairs.  Raises UserError."""
+        checked_targets(against, "--against")
         if find is not None and not 0 < find <= 10:
             raise UserError(f"{find:g} is no change to find", where="--find", remedy="give 0.1 for 10 %")
         self.options, self.against, self.find = options, against, find

@@ -215,22 +215,22 @@ def checked_headers(lines: list[str]) -> dict[str, str]:
     return headers
 
 
-def checked_targets(text: str) -> tuple[str, ...]:
-    """Base URLs, split at commas, without a trailing slash.  Raises UserError."""
+def checked_targets(text: str, where: str = "--target") -> tuple[str, ...]:
+    """Base URLs, split at commas, without a trailing slash.  where: the option that gave them.  Raises UserError."""
     targets = []
     for part in (piece.strip() for piece in text.split(",")):
         url = urlsplit(part)
-        remedy = "write --target http://127.0.0.1:8000 (several: separate by commas)"
+        remedy = f"write {where} http://127.0.0.1:8000 (several: separate by commas)"
         try:
             port_fits = url.port is None or url.port > 0
         except ValueError:
             port_fits = False
         if url.scheme not in ("http", "https") or not url.hostname or not port_fits:
-            raise UserError(f"{part!r} is not an http(s) address", where="--target", remedy=remedy)
+            raise UserError(f"{part!r} is not an http(s) address", where=where, remedy=remedy)
         if url.username or url.password or url.query or url.fragment:
             raise UserError(
                 "the address holds a user, a query or a fragment",
-                where="--target",
+                where=where,
                 remedy="give keys by --api-key-env or --header; " + remedy,
             )
         targets.append(part.rstrip("/").removesuffix("/v1"))

@@ -20,7 +20,7 @@ from loadgen.canaries.before import planned
 from loadgen.canaries.file import CanaryFile
 from loadgen.job import SendSettings
 from loadgen.locust_runner import address_of, checked_network
-from loadgen.options import Options
+from loadgen.options import CANARY_SHARE, Options
 from loadgen.plan import (
     Plan,
     calls_of,
@@ -228,6 +228,8 @@ def checked_sending(options: Options) -> None:
         checked_network(address_of(options.bind, "--bind")[0], "--bind", options.unencrypted)
         if any(one.file is not None for one in options.classes):
             raise UserError("prompts of a file stay on this machine", where="--remote-workers", remedy="leave one out")
+    if options.canaries is None and options.canary_share != CANARY_SHARE:
+        raise UserError("no canaries are named", where="--canary-share", remedy="add --canaries FILE, or leave it out")
     if not 1 <= options.repeats <= 1000:
         raise UserError(f"{options.repeats} repeats", where="repeats", remedy="give 1 to 1000")
 

@@ -69,7 +69,11 @@ def run(
     if pairing is not None:
         bundle.update(group=pairing.to_dict())
     say(console, "run", f"{bundle.path}")
-    receiver = started_receiver(bundle, options, console)
+    try:
+        receiver = started_receiver(bundle, options, console)
+    except UserError:
+        bundle.update(status=INCOMPLETE)  # nothing was sent, and nobody writes into it any more
+        raise
     web_port = free_web_port() if options.web_ui else None
     metrics_port = options.metrics_port or free_port()
     fleet = Fleet(

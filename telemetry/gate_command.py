@@ -50,12 +50,12 @@ def gate_command(
             f"{baseline!r} holds this very run alone", where="--baseline", remedy="compare it with an earlier run"
         )
     found = gate(bundle, policy, baseline, others)
-    deliver(found, summary, junit)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         show(render(found.summary))
         tell(found)
+    deliver(found, summary, junit)  # last: what was found is printed, whatever becomes of the files
     raise typer.Exit(found.exit_code)
 
 

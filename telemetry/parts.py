@@ -217,11 +217,16 @@ def _read_once(folder: Path, schema: pa.Schema, columns: Sequence[str] | None) -
     tables, infos = [], []
     covered: set[str] = set()
     for path in sorted(folder.glob("*.parquet")):
-        with pq.ParquetFile(path) as file:
-            metadata = _file_metadata(file, path)
-            covered.update(json.loads(metadata.get(COVERED_KEY, b"[]")))
-            present = None if columns is None else [name for name in columns if name in file.schema_arrow.names]
-            table = file.read(columns=present)
+        try:
+            with pq.ParquetFile(path) as file:
+                metadata = _file_metadata(file, path)
+                covered.update(json.loads(metadata.get(COVERED_KEY, b"[]")))
+                present = None if columns is None else [name for name in columns if name in file.schema_arrow.names]
+                table = file.read(columns=present)
+        except (pa.ArrowException, ValueError) as problem:
+            raise UserError(
+                f"no whole Parquet file: {problem}", where=str(path), remedy="restore it from a copy of the bundle"
+            ) from problem
         tables.append(_align(table, wanted, extras=columns is None))
         infos.append(PartInfo(path, None, table.num_rows, int(metadata.get(TORN_KEY, b"0"))))
     for path in sorted(folder.glob("*.arrow")):

@@ -230,8 +230,8 @@ async def _serve(options: ServeOptions, say: Callable[[str], None]) -> int:
         stopped.cancel()
     finally:
         await server.close()
-        if options.ready_file is not None:
-            options.ready_file.unlink(missing_ok=True)
+        if options.ready_file is not None and options.ready_file.is_file():
+            options.ready_file.unlink()
     return names.EXIT_INTERRUPTED if hurry.is_set() else names.EXIT_OK
 
 

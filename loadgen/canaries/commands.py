@@ -45,6 +45,8 @@ def record_command(
 
     if questions not in SETS:
         raise UserError(f"no question set {questions!r}", where="--questions", remedy=f"one of: {', '.join(SETS)}")
+    if out.is_dir():
+        raise UserError("a folder", where=str(out), remedy="name a file with -o")
     client = _client(target, model, header, api_key_env)
     made = record(client, runs=runs, tokens=tokens, questions=questions, concurrency=concurrency, say=_say)
     made.write(out)

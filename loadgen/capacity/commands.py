@@ -196,13 +196,13 @@ def _one(asked: Asked, output: Path | None, *, as_json: bool) -> int:
     group = Group.open(asked.group, asked.options.runs, asked.question(), asked.options.command)
     found = search_in(asked, group, asked.setting)
     parts = list(blocks(found))
-    if output is not None:
-        write(markdown(parts), output)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         show(render(parts))
         typer.echo(f"search  {group.path}")
+    if output is not None:  # last: what was found is printed, whatever becomes of the file
+        write(markdown(parts), output)
     return int(found.exit_code)
 
 

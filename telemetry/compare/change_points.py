@@ -54,7 +54,7 @@ def history(bundles: Sequence[Bundle], slo: Slo | None = None, warm_up: float = 
         raise UserError(
             f"{len(bundles)} runs are too few to say since when: {LEAST_RUNS} are needed",
             where="--history",
-            remedy="add runs of the same load: tailspan runs baseline add NAME RUN",
+            remedy="add runs of the same load: tailspan runs baseline set --add NAME RUN",
         )
     facts = [Facts.of(one, slo) for one in bundles]
     rows = [values(one.only(one.intended_s >= warm_up * one.length_s)) for one in facts]

@@ -185,10 +185,13 @@ def _times(run: Run, measure: str) -> Floats:
 def _divide(
     key: tuple[str, ...], codes: Sequence[Ints], words: Sequence[str], sides: Sequence[Side]
 ) -> Partition | None:
-    """The partition by one attribute or two; None: it has one cell alone."""
+    """The partition by one attribute or two; None: it has one cell alone, or none that both sides have.
+
+    The latter says which side a request is of, and nothing else: two replicas, say, of which each is one side.
+    """
     codes, words = _joined(codes, words)
     cells = split(codes, [side.slow for side in sides], words)
-    if len(cells) < 2:
+    if len(cells) < 2 or not any(one.n_a and one.n_b for one in cells):
         return None
     p_mix, p_within = _p_values(codes, len(words), sides)
     change = float(sides[1].slow.mean() - sides[0].slow.mean())

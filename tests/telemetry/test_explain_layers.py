@@ -130,6 +130,12 @@ def test_other_requests_are_mix_and_slower_ones_are_within(tmp_path: Path) -> No
     assert not any(one.found for one in same)
 
 
+def test_an_attribute_that_only_says_which_side_it_is_divides_nothing(tmp_path: Path) -> None:
+    chances = {"chat": 0.1, "code": 0.1, "a": 0.1, "b": 0.6}
+    one, other = (grouped(tmp_path, seed, {name: 1.0}, chances) for seed, name in ((1, "a"), (2, "b")))
+    assert all("class" not in found.attributes for found in partitions([one], [other], "e2e", 2.0))
+
+
 # --- layer 2 ---
 
 

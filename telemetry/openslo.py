@@ -18,6 +18,7 @@ from typing import Any, Final, TypeGuard
 import yaml
 
 from models.errors import UserError
+from models.yaml_text import yaml_errors
 from telemetry import names
 from telemetry.objective import GOODPUT, GRAMMAR, LATENCIES, Problem, parse_sentence
 from telemetry.prometheus_rules import HISTOGRAMS, duration, not_exported, ratio_of, slug
@@ -88,12 +89,9 @@ def to_openslo(slo: Slo) -> str:
 
 def from_openslo(text: str, where: str) -> str:
     """Our YAML from OpenSLO documents (kinds SLO and SLI).  UserError with the line of what is not understood."""
-    try:
+    with yaml_errors(where):
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
         documents = list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, RecursionError) as problem:
-        line = getattr(getattr(problem, "problem_mark", None), "line", 0) + 1
-        raise UserError(f"not YAML: {problem}", where=f"{where}:{line}", remedy="check it there") from problem
     reader = _Import(where)
     for node, document in zip(nodes, documents, strict=True):
         if document is not None:

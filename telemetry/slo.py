@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import yaml
 
 from models.errors import UserError, did_you_mean
+from models.yaml_text import compose
 from telemetry.objective import ALL, ANY, FLUIDITY, GRAMMAR, Group, Objective, Problem, parse_sentence
 
 PRESETS: Final = Path(__file__).parent / "slos"
@@ -180,16 +181,7 @@ def of_manifest(manifest: Mapping[str, Any]) -> Slo:
 
 def parse(text: str, where: str) -> Slo:
     """Parse the YAML of an SLO file.  UserError with ``where``:line for anything it does not understand."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as problem:
-        line = problem.problem_mark.line + 1 if problem.problem_mark else 1
-        raise UserError(
-            f"not YAML: {problem.problem}", where=f"{where}:{line}", remedy="check the indentation there"
-        ) from problem
-    except (yaml.YAMLError, RecursionError) as problem:
-        raise UserError(f"not YAML: {problem}", where=where, remedy="save it as plain UTF-8 text") from problem
-    return _Reader(where).slo(root, text)
+    return _Reader(where).slo(compose(text, where), text)
 
 
 class _Reader:

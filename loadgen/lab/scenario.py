@@ -24,6 +24,7 @@ from typing import Any, Final
 import yaml
 
 from models.errors import UserError
+from models.yaml_text import yaml_errors
 from telemetry import names
 
 FOLDER: Final = Path(__file__).parent / "scenarios"
@@ -88,11 +89,11 @@ def read(path: Path) -> Scenario:
     """Raises UserError that names the file and the key."""
     where = str(path)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=where, remedy="tailspan lab list") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"not YAML: {error}", where=where) from None
+    with yaml_errors(where):
+        found = yaml.safe_load(text)
     _known(found, _KEYS, where)
     for key in ("id", "title", "expect"):
         if key not in found:

@@ -157,3 +157,11 @@ def test_markdown_and_json_agree_with_the_text() -> None:
 def test_a_scenario_says_how_it_can_be_played() -> None:
     one = Scenario("Q", "t", "late", "arrivals", real={"load": {}})
     assert one.ways == ("simulated", "real")
+
+
+def test_a_scenario_that_is_no_yaml_is_one_line_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("id: S1\nexpect: {label: [\n")
+    with pytest.raises(UserError, match="not YAML") as caught:
+        read(file)
+    assert caught.value.where == f"{file}:3" and caught.value.remedy and "\n" not in caught.value.message

@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from loadgen.canaries.file import CanaryFile
 from loadgen.canaries.record import record
 from loadgen.lab.proxy import Proxy, make
 from loadgen.lab.scenario import REAL, SERVER, Scenario, drawn
-from loadgen.lab.trial import Explain, Trial, second_of
+from loadgen.lab.trial import Explain, Trial, scored
 from loadgen.options import Options
 from loadgen.patience import Patience
 from loadgen.prepare import prepare
@@ -130,26 +129,19 @@ class Servers:
         finally:
             if other is not None:
                 other.close()
-        said = explain(a, b)
-        trial = Trial(
-            scenario=scenario.id,
+        return scored(
+            scenario,
+            explain,
+            a,
+            b,
             way=self._way,
             load=load,
             seed=seed,
             size=asked,
-            truth=scenario.truth,
-            said=said.verdict,
-            second=second_of(said),
-            seconds=time.monotonic() - began,
-            folder=str(folder),
-            a=tuple(one.run_id for one in a),
-            b=tuple(one.run_id for one in b),
-            then=scenario.then,
+            folder=folder,
+            keep=keep,
+            began=began,
         )
-        if keep == "none" or (keep == "wrong" and trial.right):
-            shutil.rmtree(folder)
-            trial = replace(trial, folder="")
-        return trial
 
     def _pairs(
         self, asked: Mapping[str, Any], folder: Path, load: float, seed: int, pairs: int, faulty: Server

@@ -9,7 +9,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -157,10 +157,30 @@ def virtual(
     folder = root / f"{random.Random(f'lab folder {scenario.id} {load} {seed}').getrandbits(40):010x}"
     folder.mkdir(parents=True, exist_ok=True)
     a, b, size = record(scenario, twin, slo, folder, load=load, seed=seed, pairs=pairs, requests=requests)
+    return scored(
+        scenario, explain, a, b, way=VIRTUAL, load=load, seed=seed, size=size, folder=folder, keep=keep, began=began
+    )
+
+
+def scored(
+    scenario: Scenario,
+    explain: Explain,
+    a: Sequence[Bundle],
+    b: Sequence[Bundle],
+    *,
+    way: str,
+    load: float,
+    seed: int,
+    size: Any,
+    folder: Path,
+    keep: str,
+    began: float,
+) -> Trial:
+    """What is said of both sides, beside the truth.  began: ``time.monotonic`` of the trial's start."""
     said = explain(a, b)
     trial = Trial(
         scenario=scenario.id,
-        way=VIRTUAL,
+        way=way,
         load=load,
         seed=seed,
         size=size,
@@ -175,7 +195,7 @@ def virtual(
     )
     if keep == "none" or (keep == "wrong" and trial.right):
         shutil.rmtree(folder)
-        trial = Trial(**{**{name: getattr(trial, name) for name in Trial.__slots__}, "folder": ""})
+        trial = replace(trial, folder="")
     return trial
 
 

@@ -96,7 +96,7 @@ def phase_stacks(rows: Rows, order: Sequence[str]) -> alt.LayerChart:
         .encode(x=x, x2="to:Q", y=y, color=phase_colour(), tooltip=_phase_tooltip())
     )
     text = alt.Chart(marks(ends)).mark_text(align="left", dx=5, color=INK).encode(x="to:Q", y=y, text="text:N")
-    chart: alt.LayerChart = alt.LayerChart(layer=[bars, text]).properties(height=_height(30, len(order)))
+    chart: alt.LayerChart = alt.LayerChart(layer=[bars, text]).properties(height=band_height(30, len(order)))
     return chart
 
 
@@ -144,7 +144,7 @@ def worst_requests(rows: Rows, ends: Rows) -> alt.LayerChart:
     )
     text = alt.Chart(marks(tips)).mark_text(align="left", dx=18, color=INK).encode(x="to:Q", y=y, text="text:N")
     layers = alt.LayerChart(layer=[bars, first, dot, text]).resolve_scale(color="independent")
-    chart: alt.LayerChart = layers.properties(height=_height(24, len(order)))
+    chart: alt.LayerChart = layers.properties(height=band_height(24, len(order)))
     return chart
 
 
@@ -152,8 +152,9 @@ INK: Final = "#7d828c"  # readable on white and on Streamlit's dark ground (4.0 
 SEAM: Final = "#80808080"
 
 
-def _height(row_px: int, rows: int) -> int:
-    return row_px * max(1, rows) + 56  # the axis and its title are inside the height
+def band_height(row_px: int, rows: int) -> int:
+    """Pixels of a chart of horizontal bands: the axis and its title are inside a chart's height."""
+    return row_px * max(1, rows) + 56
 
 
 def marks(rows: Rows) -> alt.InlineData:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import altair as alt
 
-from dashboards.charts import INK, marks, unit_of
+from dashboards.charts import INK, band_height, marks, unit_of
 from dashboards.language import tr
 from dashboards.palette import LABEL_COLOURS
 from telemetry import names
@@ -49,7 +49,7 @@ def forest(effects: Sequence[Effect]) -> alt.LayerChart:
         y=y, x=alt.X("low:Q", title=tr("change from A to B, %")), x2="high:Q", color=colour, tooltip=tips
     )
     points = base.mark_point(filled=True, size=70, opacity=1).encode(y=y, x="change:Q", color=colour, tooltip=tips)
-    chart: alt.LayerChart = alt.LayerChart(layer=[zero, lines, points]).properties(height=26 * max(2, len(data)))
+    chart: alt.LayerChart = alt.LayerChart(layer=[zero, lines, points]).properties(height=band_height(24, len(data)))
     return chart
 
 
@@ -105,13 +105,14 @@ def causes(shares: Sequence[CauseShare]) -> alt.LayerChart:
         }
         for one in shares
     ]
-    y = alt.Y("factor:N", sort=[str(row["factor"]) for row in data], title=None).axis(ticks=False, labelLimit=140)
+    y = alt.Y("factor:N", sort=[str(row["factor"]) for row in data], title=None)
+    y = y.axis(ticks=False, labelLimit=140, labelOverlap=False)
     bars = (
         alt.Chart(marks(data))
         .mark_bar(height={"band": 0.7})
         .encode(
             y=y,
-            x=alt.X("change:Q", title=tr(unit)),
+            x=alt.X("change:Q", title=tr(unit)).axis(tickCount=8),
             color=alt.Color("colour:N", scale=None, legend=None),
             tooltip=[
                 alt.Tooltip("factor:N", title=" "),
@@ -121,5 +122,5 @@ def causes(shares: Sequence[CauseShare]) -> alt.LayerChart:
         )
     )
     text = alt.Chart(marks(data)).mark_text(dx=6, align="left", color=INK).encode(y=y, x="change:Q", text="text:N")
-    chart: alt.LayerChart = alt.LayerChart(layer=[bars, text]).properties(height=30 * max(2, len(data)))
+    chart: alt.LayerChart = alt.LayerChart(layer=[bars, text]).properties(height=band_height(26, len(data)))
     return chart

@@ -35,12 +35,15 @@ def choose_base(run: Source) -> Source | None:
     return found
 
 
-def tell_limits(a: Source, b: Source) -> None:
-    """What one pair of runs cannot say."""
+def tell_limits(a: Source, b: Source, pairs: int) -> None:
+    """How many pairs stand behind the verdict, and what one pair of runs cannot say."""
     trace = [(side.bundle.manifest.get("trace") or {}).get("name") for side in (a, b)]
     if trace[0] != trace[1]:
         st.warning(tr("A replayed {a} and B replayed {b}: other loads, so no phase is the server's fault by itself.",
                       a=markup.plain(trace[0]), b=markup.plain(trace[1])))  # fmt: skip
+    if pairs > 1:
+        st.caption(tr("{n} pairs of replays stand behind this; phases and labels are those of these two.", n=pairs))
+        return
     st.caption(
         tr(
             "Two runs are one pair: queueing alone moves a p99 from run to run. Repeat both sides in turns (A B A B), "

@@ -27,17 +27,17 @@ def draw(run: Source) -> None:
     for side, summary in (("A", a), ("B", b)):
         said = f"{side}: {summary.sentence}"
         st.html(markup.verdict(said, words.soundness(summary), words.verdict_colour(summary)))
-    sides.tell_limits(base, run)
-    _moved(base, run)
+    paths = changed.sides(run, base)
+    sides.tell_limits(base, run, len(paths[0]))
+    _moved(run, paths)
     _labels(a, b)
     _phases(a, b)
     _percentiles(a, b)
     _changes(base, run)
 
 
-def _moved(base: Source, run: Source) -> None:
+def _moved(run: Source, paths: changed.Paths) -> None:
     st.markdown("#### " + tr("Did it really move?"))
-    paths = changed.sides(run, base)
     with st.spinner(tr("Comparing …")):
         found = kept.ask(changed.compared, run, paths)
     colour = change.COLOURS["worse"] if found.worse or found.refused else "#8C8C8C"

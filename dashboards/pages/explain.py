@@ -49,7 +49,8 @@ def draw(run: Source) -> None:
     base = sides.choose_base(run)
     if base is None:
         return
-    _why(base, run)
+    paths = changed.sides(run, base)
+    _why(run, paths)
     st.markdown("#### " + tr("Phases"))
     a, b = kept.summary(base), kept.summary(run)
     for title, of_a, of_b in (
@@ -61,11 +62,10 @@ def draw(run: Source) -> None:
             frame.missing(tr("One of them answered no request, so there is no time to divide."), "")
             return
         _difference(one, two, f"{title}, p{asked}", "A", "B")
-    sides.tell_limits(base, run)
+    sides.tell_limits(base, run, len(paths[0]))
 
 
-def _why(base: Source, run: Source) -> None:
-    paths = changed.sides(run, base)
+def _why(run: Source, paths: changed.Paths) -> None:
     if kept.ask(changed.size, run, paths) > changed.AT_ONCE and not st.toggle(
         tr("Explain these large runs (up to a minute)")
     ):

@@ -230,9 +230,12 @@ def test_a_run_of_a_group_stands_for_all_its_pairs(tmp_path: Path, monkeypatch: 
     write_group("pairs", [runs[0].run_id, runs[2].run_id], [runs[1].run_id, runs[3].run_id], tmp_path)
     for run in runs:
         run.update(group={"id": "pairs"})
-    assert "Student's t of 2 pairs" in text_of(open_page("compare", run=runs[3].run_id))
+    text = text_of(open_page("compare", run=runs[3].run_id))
+    assert "Student's t of 2 pairs" in text and "2 pairs of replays stand behind this" in text
+    assert "Two runs are one pair" not in text
     (tmp_path / "groups" / "pairs.json").unlink()
-    assert "are too few for 10 blocks" in text_of(open_page("compare", run=runs[3].run_id))
+    text = text_of(open_page("compare", run=runs[3].run_id))
+    assert "are too few for 10 blocks" in text and "Two runs are one pair" in text
 
 
 def test_another_base_is_chosen_from_the_list(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

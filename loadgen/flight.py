@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from loadgen.http import CLOSED, ConnectError, Connection, Pool
+from loadgen.http import CLOSED, ConnectError, Connection, Pool, Take
 from loadgen.job import Call
 from loadgen.stream import Answer
 from telemetry.names import RESET, SERVER_ERROR
@@ -187,6 +187,9 @@ class Flight:
                 self._connection.release()
             answer.end(now_ns)
             self._end()
+
+    def taker(self) -> Take | None:
+        return self.answer.taker()
 
     def on_complete(self, now_ns: int) -> None:
         self.answer.end(now_ns)

@@ -12,6 +12,8 @@ Malformed input never raises: it becomes a reason.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from json.scanner import make_scanner
 from typing import Any, Final
 
 from loadgen import responses_api
@@ -31,8 +33,20 @@ from telemetry.names import (
 
 _REPLICA: Final = REPLICA_HEADER.encode()
 _REQUEST_ID: Final = REQUEST_ID_HEADER.encode()
-_DECODER: Final = json.JSONDecoder()
+_scan: Final[Callable[[str, int], tuple[Any, int]]] = make_scanner(json.JSONDecoder())
 _ERROR_BODY: Final = 64 << 10  # bytes of an error body that are kept
+
+
+def _size_line(size: int) -> bytes:
+    """The size line of a whole HTTP chunk of `size` bytes; a bare LF where none is so long."""
+    for digits in range(1, 9):
+        body = size - digits - 4
+        if body > 0 and len(f"{body:x}") == digits:
+            return b"%x\r\n" % body
+    return b"\n"  # no chunk begins so
+
+
+_SIZE_LINES: Final = tuple(map(_size_line, range(4096)))  # longer reads go the long way, which costs them less
 
 
 class Answer:
@@ -46,8 +60,11 @@ class Answer:
         "_between",
         "_body",
         "_body_size",
+        "_chunk_tail",
         "_frame_head",
         "_frame_tail",
+        "_marks",
+        "_most",
         "_prefix",
         "_reader",
         "_suffix",
@@ -75,7 +92,6 @@ class Answer:
         "stamps",
         "status",
         "streamed",
-        "usage_marks",
     )
 
     def __init__(self, line_limit: int = 1 << 20) -> None:
@@ -87,7 +103,6 @@ class Answer:
         self.end_ns: int | None = None
         self.stamps: list[int] = []
         self.pieces: list[str] = []
-        self.usage_marks: list[int] = []
         self.finish_reason: str | None = None
         self.done_marker = False
         self.streamed = False
@@ -108,6 +123,9 @@ class Answer:
         self._suffix = ""
         self._frame_head = b""  # the same in bytes, from the beginning to the end of an event
         self._frame_tail = b""
+        self._chunk_tail = b""  # of the HTTP chunk that holds such an event and nothing else
+        self._most = min(line_limit, len(_SIZE_LINES) - 1)
+        self._marks: list[int] = []  # of the first pieces; those beyond have none
         self._between = False  # learned, and the next read begins an event
         self._reader: SseReader | None = None
         self._body: list[bytes] = []  # of an answer that is not a stream
@@ -120,6 +138,13 @@ class Answer:
     @property
     def last_token_ns(self) -> int | None:
         return self.stamps[-1] if self.stamps else None
+
+    @property
+    def usage_marks(self) -> list[int]:
+        """Of each piece; empty where no usage came with any."""
+        if self._marks:
+            self._marks.extend([-1] * (len(self.pieces) - len(self._marks)))
+        return self._marks
 
     @property
     def text(self) -> str:
@@ -158,11 +183,11 @@ class Answer:
                 ):
                     self.stamps.append(now_ns)
                     self.pieces.append(text)
-                    self.usage_marks.append(-1)
                     return
             try:
                 events = reader.feed(data)
             except LineTooLongError as error:
+                self._between = False
                 self._fail(STREAM_CUT, f"unreadable stream: {error}")
                 return
             for event in events:
@@ -173,6 +198,33 @@ class Answer:
         elif self._body_size < _ERROR_BODY:
             self._body.append(data)
             self._body_size += len(data)
+
+    def taker(self) -> Callable[[bytes, int], int] | None:
+        """`take`, where the next read may be what it takes."""
+        return self.take if self._between else None
+
+    def take(self, data: bytes, now_ns: int) -> int:
+        """One read that is one HTTP chunk with one event, which says what `_learn` learned with another text.
+
+        The bytes of body in it, or 0: then it is something else, nothing happened, and it goes the long way.  Most
+        reads are this, so nothing is called.  Only for a body in chunks, between two of them.
+        """
+        size = len(data)
+        if size > self._most:
+            return 0
+        line = _SIZE_LINES[size]
+        start = len(line)
+        if not (data.startswith(line) and data.startswith(self._frame_head, start) and data.endswith(self._chunk_tail)):
+            return 0
+        try:
+            text = data[start + len(self._frame_head) : -len(self._chunk_tail)].decode()
+        except UnicodeDecodeError:
+            return 0
+        if not text or not text.isprintable() or '"' in text or "\\" in text:
+            return 0
+        self.stamps.append(now_ns)
+        self.pieces.append(text)
+        return size - start - 2
 
     def end(self, now_ns: int, broken: str | None = None) -> None:
         """Nothing more comes.  broken: how the connection failed; None: the HTTP message ended as it should."""
@@ -227,7 +279,7 @@ class Answer:
             self.end_ns = now_ns
             return
         try:
-            found = json.loads(data)
+            found = _json(data)
         except (ValueError, RecursionError):
             self._fail(STREAM_CUT, f"an event that is not JSON: {data[:120]!r}")
             return
@@ -237,17 +289,23 @@ class Answer:
         if event.type == PHASES_EVENT:
             self._take_account(found)
             return
-        if responses_api.is_event(found):
+        if "type" in found and responses_api.is_event(found):
             self._response_event(responses_api.meaning(found), now_ns)
             return
-        error = server_error(found)
-        if error is not None:
-            if self.failure is None:
-                self.failure = in_stream(error)
-            return
+        if "error" in found or found.get("object") == "error":
+            error = server_error(found)
+            if error is not None:
+                if self.failure is None:
+                    self.failure = in_stream(error)
+                return
         tokens = len(self.pieces)
         self._chunk(found, now_ns)
-        if len(self.pieces) == tokens + 1 and self.finish_reason is None and not found.get("usage"):
+        if (
+            len(self.pieces) == tokens + 1
+            and self.finish_reason is None
+            and not found.get("usage")
+            and not (self._prefix and data.startswith(self._prefix) and data.endswith(self._suffix))
+        ):
             self._learn(data, found["choices"])
 
     def _response_event(self, said: responses_api.Meaning, now_ns: int) -> None:
@@ -280,10 +338,11 @@ class Answer:
         start = data.index(key) + len(key)
         start += data[start : start + 1] == " "
         if data[start : start + 1] == '"':
-            _, end = _DECODER.raw_decode(data, start)
+            _, end = _scan(data, start)
             self._prefix, self._suffix = data[: start + 1], data[end - 1 :]
             self._frame_head = b"data: " + self._prefix.encode()
             self._frame_tail = self._suffix.encode() + b"\n\n"
+            self._chunk_tail = self._frame_tail + b"\r\n"
 
     def _chunk(self, found: dict[str, Any], now_ns: int) -> None:
         if self.model is None:
@@ -314,7 +373,7 @@ class Answer:
 
     def _delta(self, delta: dict[str, Any], mark: int, now_ns: int) -> None:
         content = delta.get("content")
-        if content and isinstance(content, str) and len(delta) == 1:
+        if content and isinstance(content, str) and (len(delta) == 1 or (len(delta) == 2 and "role" in delta)):
             self._token(content, mark, now_ns, content=True)  # the common case
             return
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
@@ -326,7 +385,9 @@ class Answer:
     def _token(self, text: str, mark: int, now_ns: int, content: bool) -> None:
         self.stamps.append(now_ns)
         self.pieces.append(text)
-        self.usage_marks.append(mark)
+        if mark >= 0:
+            self._marks.extend([-1] * (len(self.pieces) - len(self._marks) - 1))
+            self._marks.append(mark)
         if content and self.first_content_ns is None:
             self.first_content_ns = now_ns
 
@@ -425,6 +486,15 @@ class Answer:
         account = found.get(PHASES_KEY)
         if isinstance(account, dict):
             self.account = account
+
+
+def _json(text: str) -> Any:
+    """As json.loads, in half the time where no blanks stand around the value."""
+    try:
+        found, end = _scan(text, 0)
+    except StopIteration:
+        return json.loads(text)
+    return found if end == len(text) else json.loads(text)
 
 
 def _count(value: Any, otherwise: int | None) -> int | None:

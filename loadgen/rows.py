@@ -11,6 +11,7 @@ import json
 import math
 from bisect import bisect_left
 from itertools import accumulate, pairwise
+from operator import sub
 from typing import Any, Final, Protocol
 
 from loadgen.job import Call
@@ -39,7 +40,7 @@ def tokens_per_chunk(answer: Answer, counted: int | None, encoder: Encoder | Non
     """
     chunks = len(answer.pieces)
     marks = answer.usage_marks
-    if chunks and marks[0] >= 1 and all(a < b for a, b in pairwise(marks)):
+    if marks and marks[0] >= 1 and all(a < b for a, b in pairwise(marks)):
         return [marks[0], *(b - a for a, b in pairwise(marks))], True
     if chunks in (answer.completion_tokens, counted):
         return [1] * chunks, True
@@ -75,6 +76,8 @@ def request_row(
 ) -> dict[str, Any]:
     """Schedule, answer, tokens and quality of one request; what concerns the sending is added by the sender."""
     stamps = answer.stamps
+    text = answer.text
+    failure = answer.failure
     intended_ns = zero_ns + round(call.intended_s * 1e9)
     row: dict[str, Any] = {
         "index": call.index,
@@ -101,10 +104,10 @@ def request_row(
         "last_token_s": _after(zero_ns, answer.last_token_ns),
         "end_s": _after(zero_ns, answer.end_ns),
         "chunk_s": [(stamp - intended_ns) / 1e9 for stamp in stamps],
-        "max_gap_s": max(b - a for a, b in pairwise(stamps)) / 1e9 if len(stamps) > 1 else None,
+        "max_gap_s": max(map(sub, stamps[1:], stamps)) / 1e9 if len(stamps) > 1 else None,
         "status": answer.status,
-        "error": answer.failure.reason if answer.failure else None,
-        "error_detail": clean(answer.failure.detail) if answer.failure else None,
+        "error": failure.reason if failure else None,
+        "error_detail": clean(failure.detail) if failure else None,
         "retry_after_s": answer.retry_after_s,
         "finish_reason": _text(answer.finish_reason),
         "truncated_by_limit": None if answer.finish_reason is None else answer.finish_reason == "length",
@@ -120,7 +123,8 @@ def request_row(
     }
     counted = facts.tokens if facts else None
     tokens, known = tokens_per_chunk(answer, counted, encoder)
-    row["chunk_tokens"] = [min(count, _INT16_MAX) for count in tokens]
+    large = tokens and max(tokens) > _INT16_MAX
+    row["chunk_tokens"] = [min(count, _INT16_MAX) for count in tokens] if large else tokens
     row["tpot_s"] = time_per_token_s(answer, tokens, known)
     if facts is not None:
         row["completion_tokens_counted"] = counted
@@ -134,9 +138,9 @@ def request_row(
         row["output_script"] = facts.script
         row["output_sketch"] = facts.sketch
         if call.expected_answer is not None:
-            row["answer_matches"] = matches(answer.text, call.expected_answer)
+            row["answer_matches"] = matches(text, call.expected_answer)
         if keep_text:
-            row["text"] = clean(answer.text)
+            row["text"] = clean(text)
     if answer.account is not None:
         row.update(server_columns(answer.account))
     return row

@@ -97,7 +97,7 @@ class Dispatcher:
             self._total_s = min(self._total_s, patience.total_s or self._total_s)
             self._retries = Retries(patience, settings.retry_seed, attempts, worker, self._again)
         self._zero_ns = 0
-        self._ahead: deque[Call] = deque()
+        self._ahead: deque[tuple[int, Call]] = deque()  # ns after zero
         self._ahead_bytes = 0
         self._exhausted = False
         self._waiting = False  # for the process that builds the calls
@@ -193,8 +193,8 @@ class Dispatcher:
         """The live figures; `due` counts what was built of the schedule, which is all but in a grave backlog."""
         now = time.monotonic_ns()
         overdue = len(self._parked)
-        for call in self._ahead:
-            if self._due_ns(call) > now:
+        for after_ns, _ in self._ahead:
+            if self._zero_ns + after_ns > now:
                 break
             overdue += 1
         return {
@@ -216,7 +216,7 @@ class Dispatcher:
 
     # --- sending ---
     def _due_ns(self, call: Call) -> int:
-        return self._zero_ns + round(call.intended_s * 1e9)
+        return self._zero_ns + _after_ns(call)
 
     def _ring(self) -> None:
         """Launch what is due, then sleep until the next."""
@@ -228,8 +228,8 @@ class Dispatcher:
         while True:
             if not self._ahead and not self._pull():
                 break
-            call = self._ahead[0]
-            due = self._due_ns(call)
+            after_ns, call = self._ahead[0]
+            due = self._zero_ns + after_ns
             if due > now:
                 self._alarm.set(due)
                 break
@@ -331,10 +331,10 @@ class Dispatcher:
                 while self._zero_ns and (self._ahead or self._pull() or self._waiting):
                     if not self._ahead:
                         await self._built.wait()
-                    elif self._due_ns(self._ahead[0]) > now:
+                    elif self._zero_ns + self._ahead[0][0] > now:
                         break
                     else:
-                        self._never_sent(self._ahead.popleft(), now)
+                        self._never_sent(self._ahead.popleft()[1], now)
 
     def _never_sent(self, call: Call, now: int) -> None:
         where = (call.index if call.target is None else call.target) % len(self._pools)
@@ -363,7 +363,7 @@ class Dispatcher:
             self._built.clear()
             self._source.when_ready(self._on_built)
             return False
-        self._ahead.append(call)
+        self._ahead.append((_after_ns(call), call))
         self._ahead_bytes += len(call.body)
         return True
 
@@ -372,7 +372,7 @@ class Dispatcher:
         self._waiting = False
         self._built.set()
         if not self._ahead and self._pull() and self._zero_ns:
-            self.built_late += self._due_ns(self._ahead[0]) < time.monotonic_ns()
+            self.built_late += self._zero_ns + self._ahead[0][0] < time.monotonic_ns()
         if self._alarm is not None and not self._stopping:
             self._ring()
 
@@ -405,7 +405,7 @@ class Dispatcher:
     # --- what can wait ---
     def _room_ns(self, now: int) -> int:
         """Time until the next send."""
-        return self._due_ns(self._ahead[0]) - now if self._ahead else _TURN_NS * 1000
+        return self._zero_ns + self._ahead[0][0] - now if self._ahead else _TURN_NS * 1000
 
     def _pressed(self, now: int) -> bool:
         """Is the work that can wait overdue?"""
@@ -414,18 +414,28 @@ class Dispatcher:
             return True
         return self._wants_calls() and len(self._ahead) < LOOK_AHEAD // 8
 
+    def _may_tidy(self, now: int) -> bool:
+        """Is there work that can wait, and either room for it before the next send or no more waiting?"""
+        if not self._ended and not self._wants_calls():
+            return False
+        return self._room_ns(now) >= _TURN_NS or self._pressed(now)
+
     def _tidy_soon(self) -> None:
-        if not self._tidy_scheduled and (self._ended or self._wants_calls()):
+        if not self._tidy_scheduled and self._may_tidy(time.monotonic_ns()):
             self._tidy_scheduled = True
             asyncio.get_running_loop().call_soon(self._tidy)
 
     def _tidy(self) -> None:
-        """Some of the work that can wait; then sockets and sends get their turn before there is more."""
+        """Some of the work that can wait; then sockets and sends get their turn before there is more.
+
+        Where it does not fit between the sends it is done in few long turns: many short ones cost more.
+        """
         self._tidy_scheduled = False
         now = time.monotonic_ns()
         turn_ends = now + _TIDY_NS + _TIDY_ROW_NS * min(len(self._ended), _MANY_ROWS * 20)
+        pressed = self._pressed(now)
         while (self._ended or self._wants_calls()) and now < turn_ends:
-            if self._room_ns(now) < _TURN_NS and not self._pressed(now):
+            if self._room_ns(now) < _TURN_NS and not pressed:
                 return  # the next ring or beat asks again
             if self._ended:
                 self._make_row()
@@ -467,6 +477,11 @@ class Dispatcher:
                 self._retries.flush()
         except ValueError as error:  # a row that does not fit; the others are written
             self._write_fault = str(error)
+
+
+def _after_ns(call: Call) -> int:
+    """Its moment, after the run's zero."""
+    return round(call.intended_s * 1e9)
 
 
 def _name_of_replica(answer: Answer, flight: Flight) -> str | None:

@@ -46,6 +46,7 @@ class PartWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.part_id = uuid.uuid4().hex
         self._schema = schema
+        self._names: list[str] = schema.names
         self._empty: dict[str, Any] = dict.fromkeys(schema.names)
         self._rows: list[tuple[Any, ...]] = []  # in the order of the schema
         self._unwritten: list[bytes] = []
@@ -61,10 +62,12 @@ class PartWriter:
     def append(self, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Buffer a row or rows.  Missing columns become null; a column the schema lacks raises ValueError."""
         for row in [rows] if isinstance(rows, Mapping) else rows:
-            full = {**self._empty, **row}
-            if len(full) > len(self._empty):
-                unknown = row.keys() - self._empty.keys()
-                raise ValueError(f"no such column in {self.path.parent.name}: {', '.join(sorted(unknown))}")
+            full = row
+            if list(row) != self._names:  # not all columns, or in another order
+                full = {**self._empty, **row}
+                if len(full) > len(self._empty):
+                    unknown = row.keys() - self._empty.keys()
+                    raise ValueError(f"no such column in {self.path.parent.name}: {', '.join(sorted(unknown))}")
             self._rows.append(tuple(full.values()))
 
     def append_table(self, table: pa.Table) -> None:

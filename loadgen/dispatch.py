@@ -23,7 +23,7 @@ from loadgen.http import Connection, Limits, Origin, Pool
 from loadgen.job import Call, CallSource, SendSettings
 from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
-from loadgen.stream import Answer
+from loadgen.stream import Answer, Shape
 from loadgen.textfacts import PlainEncoder, leak_counter, text_facts
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
@@ -89,6 +89,7 @@ class Dispatcher:
         origins = [Origin.parse(url) for url in settings.targets]
         self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy) for one in origins]
         self._heads = [RequestHead(one, settings.headers, proxy) for one in origins]
+        self._shapes = [Shape() for _ in origins]
         self._first_token_s, self._total_s = settings.first_token_timeout_s, settings.total_timeout_s
         self._retries: Retries | None = None
         if settings.patience is not None and attempts is not None:
@@ -262,7 +263,14 @@ class Dispatcher:
         first = call.index if call.target is None else call.target
         where = (first + (before.attempt + 1 if before is not None else 0)) % len(self._pools)
         flight = Flight(
-            self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit, before
+            self,
+            call,
+            self._pools[where],
+            self._heads[where].request,
+            now,
+            self._settings.line_limit,
+            before,
+            self._shapes[where],
         )
         self._in_flight[call.index] = flight
         self._no_token_yet[call.index] = flight
@@ -437,10 +445,11 @@ class Dispatcher:
         while (self._ended or self._wants_calls()) and now < turn_ends:
             if self._room_ns(now) < _TURN_NS and not pressed:
                 return  # the next ring or beat asks again
+            if self._buffered >= _BATCH_ROWS:
+                self._flush(now)
+                break  # it takes a turn by itself
             if self._ended:
                 self._make_row()
-                if self._buffered >= _BATCH_ROWS:
-                    self._flush(now)
             else:
                 self._pull()
             now = time.monotonic_ns()

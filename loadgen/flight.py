@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from loadgen.http import CLOSED, ConnectError, Connection, Pool, Take
 from loadgen.job import Call
-from loadgen.stream import Answer
+from loadgen.stream import Answer, Shape
 from telemetry.names import RESET, SERVER_ERROR
 
 #: A kept connection that the server closes within this time of our request, without a byte, was stale: the close and
@@ -68,11 +68,12 @@ class Flight:
         start_ns: int,
         line_limit: int,
         before: Flight | None = None,
+        shape: Shape | None = None,
     ) -> None:
-        """before: the attempt that failed, where this one is a retry."""
+        """before: the attempt that failed, where this one is a retry.  shape: of the events of this server."""
         self.call = call
         self.pool = pool
-        self.answer = Answer(line_limit)
+        self.answer = Answer(line_limit, shape)
         self.start_ns = start_ns
         self.sent_ns: int | None = None
         self.connect_ns: int | None = None

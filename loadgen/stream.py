@@ -49,6 +49,20 @@ def _size_line(size: int) -> bytes:
 _SIZE_LINES: Final = tuple(map(_size_line, range(4096)))  # longer reads go the long way, which costs them less
 
 
+class Shape:
+    """What the usual event of a server looks like from its "choices" on; shared by the answers of one server.
+
+    The members before that differ from stream to stream (id, time) and are the same within one.  So a stream whose
+    first event has no more than plain members there knows its usual event before it has seen one.
+    """
+
+    __slots__ = ("middle", "suffix")
+
+    def __init__(self) -> None:
+        self.middle = ""  # from '"choices":' to the text; empty: not known
+        self.suffix = ""
+
+
 class Answer:
     """The facts of one answer; `failure` None after `end` means that it is complete.
 
@@ -67,6 +81,7 @@ class Answer:
         "_most",
         "_prefix",
         "_reader",
+        "_shape",
         "_suffix",
         "account",
         "cached_tokens",
@@ -94,7 +109,8 @@ class Answer:
         "streamed",
     )
 
-    def __init__(self, line_limit: int = 1 << 20) -> None:
+    def __init__(self, line_limit: int = 1 << 20, shape: Shape | None = None) -> None:
+        """shape: what answers of the same server share; None: this one learns for itself."""
         self.line_limit = line_limit
         self.status: int | None = None
         self.headers_ns: int | None = None
@@ -127,6 +143,7 @@ class Answer:
         self._most = min(line_limit, len(_SIZE_LINES) - 1)
         self._marks: list[int] = []  # of the first pieces; those beyond have none
         self._between = False  # learned, and the next read begins an event
+        self._shape = shape
         self._reader: SseReader | None = None
         self._body: list[bytes] = []  # of an answer that is not a stream
         self._body_size = 0
@@ -192,7 +209,12 @@ class Answer:
                 return
             for event in events:
                 self._event(event, now_ns)
-            self._between = self._frame_head != b"" and not self.done_marker and reader.between_events
+            self._between = (
+                self._frame_head != b""
+                and self.first_content_ns is not None  # which `take` leaves alone
+                and not self.done_marker
+                and reader.between_events
+            )
         elif self.status is not None and 200 <= self.status < 300:
             self._body.append(data)  # the connection limits its size
         elif self._body_size < _ERROR_BODY:
@@ -298,15 +320,19 @@ class Answer:
                 if self.failure is None:
                     self.failure = in_stream(error)
                 return
+        first = self.model is None
         tokens = len(self.pieces)
         self._chunk(found, now_ns)
+        if first and self._shape is not None and self._shape.middle and _is_plain(found):
+            self._foresee(data, self._shape)
+            return
         if (
             len(self.pieces) == tokens + 1
             and self.finish_reason is None
             and not found.get("usage")
             and not (self._prefix and data.startswith(self._prefix) and data.endswith(self._suffix))
         ):
-            self._learn(data, found["choices"])
+            self._learn(data, found["choices"], self._shape if _is_plain(found) else None)
 
     def _response_event(self, said: responses_api.Meaning, now_ns: int) -> None:
         if said.about is not None and not self.model:
@@ -322,7 +348,7 @@ class Answer:
         if said.finish is not None and self.finish_reason is None:
             self.finish_reason = said.finish
 
-    def _learn(self, data: str, choices: list[Any]) -> None:
+    def _learn(self, data: str, choices: list[Any], shape: Shape | None) -> None:
         """Remember what stands around the text of this chunk.
 
         An event of the same stream with the same characters before and after a string that needs no unescaping says
@@ -339,10 +365,28 @@ class Answer:
         start += data[start : start + 1] == " "
         if data[start : start + 1] == '"':
             _, end = _scan(data, start)
-            self._prefix, self._suffix = data[: start + 1], data[end - 1 :]
-            self._frame_head = b"data: " + self._prefix.encode()
-            self._frame_tail = self._suffix.encode() + b"\n\n"
-            self._chunk_tail = self._frame_tail + b"\r\n"
+            self._know(data[: start + 1], data[end - 1 :])
+            stem = _stem(data)
+            if shape is not None and stem:
+                shape.middle, shape.suffix = self._prefix[len(stem) :], self._suffix
+
+    def _foresee(self, data: str, shape: Shape) -> None:
+        """Know the usual event from the first one of any kind.
+
+        The event so foreseen is valid JSON and says what it said in the stream that it was learned in: its beginning
+        is a beginning of an event of this stream, its end that of the learned one, and both meet behind the same key
+        of the outermost object.
+        """
+        stem = _stem(data)
+        if stem:
+            self._know(stem + shape.middle, shape.suffix)
+
+    def _know(self, prefix: str, suffix: str) -> None:
+        """An event with a plain text between these says that text and nothing else."""
+        self._prefix, self._suffix = prefix, suffix
+        self._frame_head = b"data: " + prefix.encode()
+        self._frame_tail = suffix.encode() + b"\n\n"
+        self._chunk_tail = self._frame_tail + b"\r\n"
 
     def _chunk(self, found: dict[str, Any], now_ns: int) -> None:
         if self.model is None:
@@ -486,6 +530,18 @@ class Answer:
         account = found.get(PHASES_KEY)
         if isinstance(account, dict):
             self.account = account
+
+
+def _stem(data: str) -> str:
+    """An event up to its choices; empty where there are other objects or lists before them."""
+    at = data.find('"choices":')
+    stem = data[: at + 10]
+    return stem if at > 0 and stem.count("{") == 1 and "[" not in stem and stem[0] == "{" else ""
+
+
+def _is_plain(found: dict[str, Any]) -> bool:
+    """Does an event say nothing but its choices and who sent it?"""
+    return not (found.get("usage") or "error" in found or "timings" in found or "type" in found)
 
 
 def _json(text: str) -> Any:

@@ -164,7 +164,9 @@ def _batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBa
     count = len(rows)
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [
-        pa.nulls(count, field.type) if count and values.count(None) == count else pa.array(values, field.type)
+        pa.array(values, field.type)
+        if not values or values[0] is not None or values.count(None) < count
+        else pa.nulls(count, field.type)
         for values, field in zip(columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin, Pool
-from loadgen.stream import Answer
+from loadgen.stream import Answer, Shape
 from loadgen.wire import RequestHead
 from tests.loadgen.stub import DONE, content, event, finish, role, usage
 from tests.loadgen.test_stream import STREAM, call
@@ -51,14 +51,14 @@ def chunk(body: bytes, size: str = "x") -> bytes:
     return format(len(body), size).encode() + b"\r\n" + body + b"\r\n"
 
 
-def read(reads: list[bytes], limits: Limits, line_limit: int) -> tuple[Any, ...]:
-    """Everything that is told of an answer which comes in these reads."""
+def read(reads: list[bytes], limits: Limits, line_limit: int, shape: Shape | None = None) -> tuple[Any, ...]:
+    """Everything that is told of an answer which comes in these reads; shape: of the answers before it."""
     ground = Ground()
     origin = Origin.parse("http://127.0.0.1:1")
     connection = Connection(limits, lambda one: None)
     connection.connection_made(Wire())
     pool = Pool(origin, limits)
-    flight = Flight(ground, call(), pool, RequestHead(origin, {}).request, 1, line_limit)
+    flight = Flight(ground, call(), pool, RequestHead(origin, {}).request, 1, line_limit, shape=shape)
     pool.keep(connection)
     flight.go()
     for data in reads:
@@ -69,7 +69,8 @@ def read(reads: list[bytes], limits: Limits, line_limit: int) -> tuple[Any, ...]
         connection.connection_lost(None)
     answer = flight.answer
     usage_told = answer.prompt_tokens, answer.completion_tokens, answer.usage_marks
-    said = answer.pieces, usage_told, answer.finish_reason, answer.done_marker, answer.failure
+    about = answer.model, answer.response_id, answer.account
+    said = answer.pieces, usage_told, answer.finish_reason, answer.done_marker, answer.failure, about
     return said, len(answer.stamps), answer.first_content_ns is None, kept, ground.ended, ground.first_tokens
 
 
@@ -106,7 +107,10 @@ def test_how_the_bytes_are_read_changes_nothing(
     by_chunk = read([HEAD + chunks[0], *chunks[1:], *ends], limits, limit)
     by_byte = read([whole[n : n + 1] for n in range(len(whole))], limits, limit)
     by_cut = read([whole[start:stop] for start, stop in pairwise(edges) if start < stop], limits, limit)
-    assert by_chunk == by_byte == by_cut
+    shape = Shape()
+    read([HEAD + chunk(event(content("z"))), chunk(DONE)], limits, limit, shape)
+    foreseen = [read([HEAD + chunks[0], *chunks[1:], *ends], limits, limit, shape) for _ in range(2)]
+    assert by_chunk == by_byte == by_cut == foreseen[0] == foreseen[1]
 
 
 def learned() -> Answer:
@@ -168,3 +172,44 @@ def test_nothing_is_taken_inside_an_event_or_after_the_last() -> None:
     assert answer.taker() is not None
     answer.feed(DONE, 5)
     assert answer.taker() is None
+
+
+#: First events of a stream, after another stream of the server was read: what may come before the choices, and may not.
+FIRST = {
+    "another id": {"id": "c2", "created": 2, "model": "m2"},
+    "usage": {"id": "c2", "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
+    "an object": {"id": "c2", "x": {"choices": []}},
+    "a list": {"id": "c2", "x": [1]},
+    "an error": {"id": "c2", "error": {"message": "no"}},
+    "a name like it": {"id": '"choices":', "model": '{"choices":['},
+    "timings": {"id": "c2", "timings": {"prompt_ms": 5.0, "predicted_ms": 7.0}},
+}
+
+
+@pytest.mark.parametrize("before", FIRST)
+@pytest.mark.parametrize("opening", [{"role": "assistant", "content": ""}, {"content": "a"}, {"reasoning": "hm"}])
+def test_what_an_earlier_stream_taught_changes_no_answer(before: str, opening: dict[str, str]) -> None:
+    def one(delta: dict[str, str], head: dict[str, Any] = FIRST[before], **after: Any) -> bytes:
+        return event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **after})
+
+    shape = Shape()
+    read([HEAD + chunk(one({"content": "a"}, {"id": "c1"})), chunk(DONE)], Limits(), 1 << 20, shape)
+    assert shape.middle
+    texts = [one({"content": text}) for text in ("b", "c")]
+    bodies = [one(opening), *texts, one({"content": "d"}, usage={"completion_tokens": 9}), event(finish()), DONE]
+    reads = [HEAD + chunk(bodies[0]), *map(chunk, bodies[1:])]
+    assert read(reads, Limits(), 1 << 20, shape) == read(reads, Limits(), 1 << 20)
+
+
+def test_a_stream_knows_its_usual_event_from_an_earlier_one() -> None:
+    shape = Shape()
+    for number in range(2):
+        answer = Answer(shape=shape)
+        answer.head(200, STREAM, 1)
+        answer.feed(event({**role(), "id": f"c{number}"}), 2)
+        answer.feed(event({**content("a"), "id": f"c{number}"}), 3)
+        take = answer.taker()
+        assert take is not None
+        body = event({**content("b"), "id": f"c{number}"})
+        assert (take(chunk(body), 4), answer.pieces, answer.first_content_ns) == (len(body), ["a", "b"], 3)
+        assert take(chunk(event({**content("b"), "id": "another"})), 5) == 0

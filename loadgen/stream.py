@@ -33,7 +33,7 @@ from telemetry.names import (
 
 _REPLICA: Final = REPLICA_HEADER.encode()
 _REQUEST_ID: Final = REQUEST_ID_HEADER.encode()
-_scan: Final[Callable[[str, int], tuple[Any, int]]] = make_scanner(json.JSONDecoder())
+_scan: Final[Callable[[str, int], tuple[Any, int]]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 _ERROR_BODY: Final = 64 << 10  # bytes of an error body that are kept
 
 

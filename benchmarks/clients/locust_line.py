@@ -52,7 +52,7 @@ class Reader(FastHttpUser):
             answer.success()
 
 
-@events.quit.add_listener  # type: ignore[no-untyped-call, untyped-decorator]
+@events.quit.add_listener  # type: ignore[untyped-decorator]
 def tell(**_: Any) -> None:
     """The last line that this process prints."""
     lag, ttft = sorted(LAG), sorted(TTFT)

@@ -175,7 +175,7 @@ def test_nothing_is_taken_inside_an_event_or_after_the_last() -> None:
 
 
 #: First events of a stream, after another stream of the server was read: what may come before the choices, and may not.
-FIRST = {
+FIRST: dict[str, dict[str, Any]] = {
     "another id": {"id": "c2", "created": 2, "model": "m2"},
     "usage": {"id": "c2", "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
     "an object": {"id": "c2", "x": {"choices": []}},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -35,7 +37,7 @@ def split(pattern: str, behavior: str = "isolated") -> pre_tokenizers.Sequence:
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior), byte_level])
 
 
-WAYS = {
+WAYS: dict[str, Callable[[], Any]] = {
     "gpt-2": own_regex,
     "smollm2": lambda: digits(True),
     "digits": lambda: digits(False),

@@ -21,6 +21,7 @@ from loadgen.building import Frames
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin, Pool
 from loadgen.job import Call, CallSource, SendSettings
+from loadgen.openers import Openers
 from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
 from loadgen.stream import Answer, Shape
@@ -88,6 +89,7 @@ class Dispatcher:
         proxy = None if way.proxy is None else Origin.of_proxy(way.proxy)
         origins = [Origin.parse(url) for url in settings.targets]
         self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy) for one in origins]
+        self._openers = Openers(self._pools, settings.connect_timeout_s, settings.max_concurrency)
         self._heads = [RequestHead(one, settings.headers, proxy) for one in origins]
         self._shapes = [Shape() for _ in origins]
         self._first_token_s, self._total_s = settings.first_token_timeout_s, settings.total_timeout_s
@@ -160,6 +162,7 @@ class Dispatcher:
         if self._in_flight and grace_s > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), grace_s)
+        self._openers.close()
         self.cut()
         for pool in self._pools:
             pool.close()
@@ -371,7 +374,9 @@ class Dispatcher:
             self._built.clear()
             self._source.when_ready(self._on_built)
             return False
-        self._ahead.append((_after_ns(call), call))
+        after_ns = _after_ns(call)
+        self._ahead.append((after_ns, call))
+        self._openers.see(after_ns)
         self._ahead_bytes += len(call.body)
         return True
 
@@ -391,6 +396,8 @@ class Dispatcher:
         self.vitals.beat(now)
         self._pulse.set(self.vitals.next_beat_ns)
         self._time_out(now)
+        if not self._stopping:
+            self._openers.open(now - self._zero_ns)
         if now - self._flushed_ns >= self._settings.flush_s * 1e9:
             self._flush(now)
         self.vitals.collect_if_wanted(now, self._room_ns(now), len(self._in_flight) + len(self._ended))

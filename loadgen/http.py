@@ -372,6 +372,11 @@ class Pool:
             ) from error
         self._addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
+    @property
+    def idle(self) -> int:
+        """Connections that `take` would give."""
+        return len(self._idle)
+
     def take(self) -> Connection | None:
         """An idle connection, or None: then `connect`."""
         return self._idle.popitem()[0] if self._idle else None

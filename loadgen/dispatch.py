@@ -24,8 +24,9 @@ from loadgen.job import Call, CallSource, SendSettings
 from loadgen.openers import Openers
 from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
-from loadgen.stream import Answer, Shape
+from loadgen.stream import Answer
 from loadgen.textfacts import PlainEncoder, leak_counter, text_facts
+from loadgen.usual import Shape
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
 from telemetry.names import CUT_BY_END, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 
 from loadgen.http import CLOSED, ConnectError, Connection, Pool, Take
 from loadgen.job import Call
-from loadgen.stream import Answer, Shape
+from loadgen.stream import Answer
+from loadgen.usual import Shape
 from telemetry.names import RESET, SERVER_ERROR
 
 #: A kept connection that the server closes within this time of our request, without a byte, was stale: the close and

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from json.scanner import make_scanner
 from typing import Any, Final
 
 from loadgen import responses_api
 from loadgen.failure import Failure, ServerError, in_stream, of_status, retry_after_s, server_error
 from loadgen.sse import Event, LineTooLongError, SseReader
+from loadgen.usual import Shape, Usual, scan
 from telemetry.adapters import llama_cpp, tgi
 from telemetry.adapters.adapter import DURATION, Account
 from telemetry.names import (
@@ -33,34 +33,7 @@ from telemetry.names import (
 
 _REPLICA: Final = REPLICA_HEADER.encode()
 _REQUEST_ID: Final = REQUEST_ID_HEADER.encode()
-_scan: Final[Callable[[str, int], tuple[Any, int]]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 _ERROR_BODY: Final = 64 << 10  # bytes of an error body that are kept
-
-
-def _size_line(size: int) -> bytes:
-    """The size line of a whole HTTP chunk of `size` bytes; a bare LF where none is so long."""
-    for digits in range(1, 9):
-        body = size - digits - 4
-        if body > 0 and len(f"{body:x}") == digits:
-            return b"%x\r\n" % body
-    return b"\n"  # no chunk begins so
-
-
-_SIZE_LINES: Final = tuple(map(_size_line, range(4096)))  # longer reads go the long way, which costs them less
-
-
-class Shape:
-    """What the usual event of a server looks like from its "choices" on; shared by the answers of one server.
-
-    The members before that differ from stream to stream (id, time) and are the same within one.  So a stream whose
-    first event has no more than plain members there knows its usual event before it has seen one.
-    """
-
-    __slots__ = ("middle", "suffix")
-
-    def __init__(self) -> None:
-        self.middle = ""  # from '"choices":' to the text; empty: not known
-        self.suffix = ""
 
 
 class Answer:
@@ -74,15 +47,9 @@ class Answer:
         "_between",
         "_body",
         "_body_size",
-        "_chunk_tail",
-        "_frame_head",
-        "_frame_tail",
         "_marks",
-        "_most",
-        "_prefix",
         "_reader",
-        "_shape",
-        "_suffix",
+        "_usual",
         "account",
         "cached_tokens",
         "completion_tokens",
@@ -135,15 +102,9 @@ class Answer:
         self.reasoning_tokens: int | None = None  # counted, whether shown or not
         self.logprobs: list[Any] = []  # entries of chat tokens, as they came
         self.account: dict[str, Any] | None = None  # the server's phases, as it sent them
-        self._prefix = ""  # see _learn; empty: nothing learned
-        self._suffix = ""
-        self._frame_head = b""  # the same in bytes, from the beginning to the end of an event
-        self._frame_tail = b""
-        self._chunk_tail = b""  # of the HTTP chunk that holds such an event and nothing else
-        self._most = min(line_limit, len(_SIZE_LINES) - 1)
         self._marks: list[int] = []  # of the first pieces; those beyond have none
         self._between = False  # learned, and the next read begins an event
-        self._shape = shape
+        self._usual = Usual(self.stamps, self.pieces, line_limit, shape)
         self._reader: SseReader | None = None
         self._body: list[bytes] = []  # of an answer that is not a stream
         self._body_size = 0
@@ -188,19 +149,8 @@ class Answer:
         """The next bytes of the body."""
         reader = self._reader
         if reader is not None:
-            if self._between and data.startswith(self._frame_head) and data.endswith(self._frame_tail):
-                # One whole event that says what `_learn` learned: most reads are this, so nothing is called.
-                text = data[len(self._frame_head) : -len(self._frame_tail)].decode("utf-8", "replace")
-                if (
-                    text
-                    and text.isprintable()
-                    and '"' not in text
-                    and "\\" not in text
-                    and len(data) <= self.line_limit
-                ):
-                    self.stamps.append(now_ns)
-                    self.pieces.append(text)
-                    return
+            if self._between and self._usual.take_event(data, now_ns):
+                return
             try:
                 events = reader.feed(data)
             except LineTooLongError as error:
@@ -210,8 +160,8 @@ class Answer:
             for event in events:
                 self._event(event, now_ns)
             self._between = (
-                self._frame_head != b""
-                and self.first_content_ns is not None  # which `take` leaves alone
+                self._usual.known
+                and self.first_content_ns is not None  # which a usual event leaves alone
                 and not self.done_marker
                 and reader.between_events
             )
@@ -222,31 +172,8 @@ class Answer:
             self._body_size += len(data)
 
     def taker(self) -> Callable[[bytes, int], int] | None:
-        """`take`, where the next read may be what it takes."""
-        return self.take if self._between else None
-
-    def take(self, data: bytes, now_ns: int) -> int:
-        """One read that is one HTTP chunk with one event, which says what `_learn` learned with another text.
-
-        The bytes of body in it, or 0: then it is something else, nothing happened, and it goes the long way.  Most
-        reads are this, so nothing is called.  Only for a body in chunks, between two of them.
-        """
-        size = len(data)
-        if size > self._most:
-            return 0
-        line = _SIZE_LINES[size]
-        start = len(line)
-        if not (data.startswith(line) and data.startswith(self._frame_head, start) and data.endswith(self._chunk_tail)):
-            return 0
-        try:
-            text = data[start + len(self._frame_head) : -len(self._chunk_tail)].decode()
-        except UnicodeDecodeError:
-            return 0
-        if not text or not text.isprintable() or '"' in text or "\\" in text:
-            return 0
-        self.stamps.append(now_ns)
-        self.pieces.append(text)
-        return size - start - 2
+        """What takes a whole chunk with a usual event, where the next read may be one."""
+        return self._usual.take if self._between else None
 
     def end(self, now_ns: int, broken: str | None = None) -> None:
         """Nothing more comes.  broken: how the connection failed; None: the HTTP message ended as it should."""
@@ -284,16 +211,8 @@ class Answer:
         if self.first_chunk_ns is None:
             self.first_chunk_ns = now_ns
         data = event.data
-        if (
-            self._prefix
-            and data.startswith(self._prefix)
-            and data.endswith(self._suffix)
-            and event.type == "message"
-            and (text := data[len(self._prefix) : -len(self._suffix)]).isprintable()
-            and text
-            and '"' not in text
-            and "\\" not in text
-        ):
+        text = self._usual.text_of(data)
+        if text and event.type == "message":
             self._token(text, -1, now_ns, content=True)
             return
         if data == "[DONE]":
@@ -323,16 +242,10 @@ class Answer:
         first = self.model is None
         tokens = len(self.pieces)
         self._chunk(found, now_ns)
-        if first and self._shape is not None and self._shape.middle and _is_plain(found):
-            self._foresee(data, self._shape)
+        if first and self._usual.foresee(data, found):
             return
-        if (
-            len(self.pieces) == tokens + 1
-            and self.finish_reason is None
-            and not found.get("usage")
-            and not (self._prefix and data.startswith(self._prefix) and data.endswith(self._suffix))
-        ):
-            self._learn(data, found["choices"], self._shape if _is_plain(found) else None)
+        if len(self.pieces) == tokens + 1 and self.finish_reason is None and not found.get("usage"):
+            self._usual.learn(data, found)
 
     def _response_event(self, said: responses_api.Meaning, now_ns: int) -> None:
         if said.about is not None and not self.model:
@@ -347,46 +260,6 @@ class Answer:
             self._token(said.thought + said.spoken, mark, now_ns, content=bool(said.spoken))
         if said.finish is not None and self.finish_reason is None:
             self.finish_reason = said.finish
-
-    def _learn(self, data: str, choices: list[Any], shape: Shape | None) -> None:
-        """Remember what stands around the text of this chunk.
-
-        An event of the same stream with the same characters before and after a string that needs no unescaping says
-        the same with another text: it is not parsed again.  Parsing JSON is most of the cost of an event.
-        """
-        self._prefix, self._frame_head = "", b""
-        if len(choices) != 1 or choices[0].get("logprobs"):
-            return
-        delta = choices[0].get("delta")
-        key = '"text":' if delta is None else '"content":'
-        if (delta is not None and len(delta) != 1) or data.count(key) != 1:
-            return  # a role beside the content, say: the next chunks will look different
-        start = data.index(key) + len(key)
-        start += data[start : start + 1] == " "
-        if data[start : start + 1] == '"':
-            _, end = _scan(data, start)
-            self._know(data[: start + 1], data[end - 1 :])
-            stem = _stem(data)
-            if shape is not None and stem:
-                shape.middle, shape.suffix = self._prefix[len(stem) :], self._suffix
-
-    def _foresee(self, data: str, shape: Shape) -> None:
-        """Know the usual event from the first one of any kind.
-
-        The event so foreseen is valid JSON and says what it said in the stream that it was learned in: its beginning
-        is a beginning of an event of this stream, its end that of the learned one, and both meet behind the same key
-        of the outermost object.
-        """
-        stem = _stem(data)
-        if stem:
-            self._know(stem + shape.middle, shape.suffix)
-
-    def _know(self, prefix: str, suffix: str) -> None:
-        """An event with a plain text between these says that text and nothing else."""
-        self._prefix, self._suffix = prefix, suffix
-        self._frame_head = b"data: " + prefix.encode()
-        self._frame_tail = suffix.encode() + b"\n\n"
-        self._chunk_tail = self._frame_tail + b"\r\n"
 
     def _chunk(self, found: dict[str, Any], now_ns: int) -> None:
         if self.model is None:
@@ -532,22 +405,10 @@ class Answer:
             self.account = account
 
 
-def _stem(data: str) -> str:
-    """An event up to its choices; empty where there are other objects or lists before them."""
-    at = data.find('"choices":')
-    stem = data[: at + 10]
-    return stem if at > 0 and stem.count("{") == 1 and "[" not in stem and stem[0] == "{" else ""
-
-
-def _is_plain(found: dict[str, Any]) -> bool:
-    """Does an event say nothing but its choices and who sent it?"""
-    return not (found.get("usage") or "error" in found or "timings" in found or "type" in found)
-
-
 def _json(text: str) -> Any:
     """As json.loads, in half the time where no blanks stand around the value."""
     try:
-        found, end = _scan(text, 0)
+        found, end = scan(text, 0)
     except StopIteration:
         return json.loads(text)
     return found if end == len(text) else json.loads(text)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin, Pool
-from loadgen.stream import Answer, Shape
+from loadgen.stream import Answer
+from loadgen.usual import Shape
 from loadgen.wire import RequestHead
 from tests.loadgen.stub import DONE, content, event, finish, role, usage
 from tests.loadgen.test_stream import STREAM, call

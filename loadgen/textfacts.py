@@ -34,7 +34,7 @@ MIN_COPIES: Final = 3
 DEGENERATE_COPIES: Final = 8
 DOMINANCE_TOKENS: Final = 16  # fewer tokens say nothing of the commonest
 BINS: Final = 16
-MANY_TOKENS: Final = 64  # from here on numpy counts faster
+MANY_TOKENS: Final = 64  # from here on what counts in C is faster, its start included
 SKETCH_BYTES: Final = 1024
 _ANCHOR: Final = 16  # a run shorter than this cannot matter against TAIL_CHARS
 
@@ -99,7 +99,15 @@ def text_facts(
 def dominance(pieces: Sequence[str], ids: Sequence[int]) -> float | None:
     """The share of the commonest chunk, of the commonest token where chunks are few; None where both are."""
     parts: Sequence[str | int] = pieces if len(pieces) >= DOMINANCE_TOKENS else ids
-    return max(Counter(parts).values()) / len(parts) if len(parts) >= DOMINANCE_TOKENS else None
+    if len(parts) < DOMINANCE_TOKENS:
+        return None
+    counts: dict[str | int, int] = {}
+    if len(parts) > MANY_TOKENS:
+        counts = Counter(parts)
+    else:
+        for part in parts:
+            counts[part] = counts.get(part, 0) + 1
+    return max(counts.values()) / len(parts)
 
 
 def _in_bins(ids: Sequence[int]) -> list[int]:

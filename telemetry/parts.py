@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +61,8 @@ class PartWriter:
 
     def append(self, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Buffer a row or rows.  Missing columns become null; a column the schema lacks raises ValueError."""
-        for row in [rows] if isinstance(rows, Mapping) else rows:
+        one = type(rows) is dict or isinstance(rows, Mapping)  # the first is what comes, and quick to see
+        for row in cast("Sequence[Mapping[str, Any]]", [rows] if one else rows):
             full = row
             if list(row) != self._names:  # not all columns, or in another order
                 full = {**self._empty, **row}

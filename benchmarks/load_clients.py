@@ -232,20 +232,20 @@ def send(client: Client, rate: float, seconds: float, folder: Path, cpus: list[i
     if not stub.report.get("requests"):
         raise RuntimeError(f"it sent nothing: {(said or ['no word'])[-1][:200]}")
     stamps = np.sort(np.array([int(line.split()[0]) for line in arrivals.read_text(encoding="ascii").splitlines()]))
-    told = _told(client, said)
+    own = told(client, said)
     counted = per_second(stamps, seconds)
     window = max(int(stamps[0]), int(stamps[-1]) - len(counted) * NS), int(stamps[-1])
     cpu = float(np.diff(np.interp(window, *zip(*spent, strict=True)))[0]) if spent else 0.0
-    return Seen(rate, len(stamps), counted, cpu, told.get("lag_p99_s"), told.get("ttft_p50_s"), client.exponential)
+    return Seen(rate, len(stamps), counted, cpu, own.get("lag_p99_s"), own.get("ttft_p50_s"), client.exponential)
 
 
-def _told(client: Client, said: list[str]) -> dict[str, float]:
+def told(client: Client, said: list[str]) -> dict[str, float]:
     """What a client that tells says at its end.  Raises RuntimeError where it does not."""
     if not client.tells:
         return {}
     try:
-        told: dict[str, float] = json.loads(said[-1])
-        return {name: float(told[name]) for name in ("lag_p99_s", "ttft_p50_s")}
+        last: dict[str, float] = json.loads(said[-1])
+        return {name: float(last[name]) for name in ("lag_p99_s", "ttft_p50_s")}
     except (IndexError, ValueError, KeyError, TypeError):
         raise RuntimeError(f"its last line tells no lag and no TTFT: {(said or ['no word'])[-1][:200]}") from None
 

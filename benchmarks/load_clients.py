@@ -1,10 +1,10 @@
 """Clients of other makers for benchmarks.loadgen: how each is installed and told to send at a constant rate.
 
 A rate is judged by what the stub saw, the same for all: requests in each second of the middle, from its log.  So no
-report of theirs has to be trusted or parsed; the bare loop, which is ours, also tells its lag and its TTFT, and is held
-to the same bounds as tailspan.  CPU counts while requests come, not for imports and preparations.  Each client lives in
-a virtual environment of its own under build/peers and reads its tokenizer from a folder laid out as the Hugging Face
-cache: that is how all three take one without a network.
+report of theirs has to be trusted or parsed.  The bare loop and the Locust script, which are ours, also tell their lag
+and their TTFT, and are held to the same bounds as tailspan.  CPU counts while requests come, not for imports and
+preparations.  Each client lives in a virtual environment of its own under build/peers and reads its tokenizer from a
+folder laid out as the Hugging Face cache: that is how all three take one without a network.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Client:
     """packages: what pip installs; command(python, url, rate, seconds, folder): what is run.
 
     exponential: its constant load has exponential gaps, so that a second may lack three standard deviations.
+    tells: its last line is a JSON object with its own lag_p99_s and ttft_p50_s.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Client:
     command: Command
     least_python: tuple[int, int] = (3, 11)
     exponential: bool = False
+    tells: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,8 @@ def _locust(python: str, url: str, rate: float, seconds: float, folder: Path) ->
     return [python, "-m", "locust", "-f", script, "--headless", "--only-summary", "-H", url, *users]
 
 
-BARE: Final = Client("bare loop", (), _bare)
-LOCUST: Final = Client("locust", (), _locust)
+BARE: Final = Client("bare loop", (), _bare, tells=True)
+LOCUST: Final = Client("locust", (), _locust, tells=True)
 OTHERS: Final = (
     Client("aiperf", ("aiperf==0.13.0",), _aiperf),
     Client("guidellm", ("guidellm==0.8.1",), _guidellm),
@@ -230,11 +232,22 @@ def send(client: Client, rate: float, seconds: float, folder: Path, cpus: list[i
     if not stub.report.get("requests"):
         raise RuntimeError(f"it sent nothing: {(said or ['no word'])[-1][:200]}")
     stamps = np.sort(np.array([int(line.split()[0]) for line in arrivals.read_text(encoding="ascii").splitlines()]))
-    told: dict[str, float] = json.loads(said[-1]) if client is BARE else {}
+    own = told(client, said)
     counted = per_second(stamps, seconds)
     window = max(int(stamps[0]), int(stamps[-1]) - len(counted) * NS), int(stamps[-1])
     cpu = float(np.diff(np.interp(window, *zip(*spent, strict=True)))[0]) if spent else 0.0
-    return Seen(rate, len(stamps), counted, cpu, told.get("lag_p99_s"), told.get("ttft_p50_s"), client.exponential)
+    return Seen(rate, len(stamps), counted, cpu, own.get("lag_p99_s"), own.get("ttft_p50_s"), client.exponential)
+
+
+def told(client: Client, said: list[str]) -> dict[str, float]:
+    """What a client that tells says at its end.  Raises RuntimeError where it does not."""
+    if not client.tells:
+        return {}
+    try:
+        last: dict[str, float] = json.loads(said[-1])
+        return {name: float(last[name]) for name in ("lag_p99_s", "ttft_p50_s")}
+    except (IndexError, ValueError, KeyError, TypeError):
+        raise RuntimeError(f"its last line tells no lag and no TTFT: {(said or ['no word'])[-1][:200]}") from None
 
 
 def per_second(stamps: npt.NDArray[np.int64], seconds: float) -> tuple[int, ...]:

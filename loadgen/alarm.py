@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Protocol
 
 _POLL_NS: Final = 1_500_000
@@ -41,36 +42,30 @@ def alarm(callback: Callable[[], None]) -> Alarm:
     return _LoopTimer(callback)
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
-
-
-class _Itimerspec(ctypes.Structure):
-    _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
-
-
 class _TimerFd:
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        self._settime = ctypes.CDLL(None, use_errno=True).timerfd_settime
+        self._fd = ctypes.CDLL(None, use_errno=True).timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._spec = _Itimerspec()
+        self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval and value, each seconds and nanoseconds
         self._ref = ctypes.byref(self._spec)
+        self._at = 0  # 0: not set
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._ring)
 
     def set(self, monotonic_ns: int) -> None:
-        value = self._spec.it_value
-        value.tv_sec, value.tv_nsec = divmod(max(1, monotonic_ns), 1_000_000_000)  # 0 would disarm it
-        if self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, self._ref, None) < 0:
+        self._at = at = max(1, monotonic_ns)  # 0 would disarm it
+        spec = self._spec
+        spec[2], spec[3] = divmod(at, 1_000_000_000)
+        if self._settime(self._fd, _TFD_TIMER_ABSTIME, self._ref, None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def clear(self) -> None:
-        value = self._spec.it_value
-        value.tv_sec = value.tv_nsec = 0
-        self._libc.timerfd_settime(self._fd, 0, self._ref, None)
+        self._at = 0
+        self._spec[2] = self._spec[3] = 0
+        self._settime(self._fd, 0, self._ref, None)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -79,11 +74,14 @@ class _TimerFd:
             self._fd = -1
 
     def _ring(self) -> None:
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return  # set anew between the expiry and this read
+        at = self._at
+        if not at or time.monotonic_ns() < at:
+            return  # set anew between the expiry and this moment, which took the expiry back
+        self._at = 0
         self._callback()
+        if not self._at and self._fd >= 0:
+            with suppress(BlockingIOError):
+                os.read(self._fd, 8)  # setting it anew would have done the same
 
 
 class _LoopTimer:

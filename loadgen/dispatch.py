@@ -21,10 +21,12 @@ from loadgen.building import Frames
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin, Pool
 from loadgen.job import Call, CallSource, SendSettings
+from loadgen.openers import Openers
 from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
 from loadgen.stream import Answer
 from loadgen.textfacts import PlainEncoder, leak_counter, text_facts
+from loadgen.usual import Shape
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
 from telemetry.names import CUT_BY_END, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL
@@ -88,7 +90,9 @@ class Dispatcher:
         proxy = None if way.proxy is None else Origin.of_proxy(way.proxy)
         origins = [Origin.parse(url) for url in settings.targets]
         self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy) for one in origins]
+        self._openers = Openers(self._pools, settings.connect_timeout_s, settings.max_concurrency)
         self._heads = [RequestHead(one, settings.headers, proxy) for one in origins]
+        self._shapes = [Shape() for _ in origins]
         self._first_token_s, self._total_s = settings.first_token_timeout_s, settings.total_timeout_s
         self._retries: Retries | None = None
         if settings.patience is not None and attempts is not None:
@@ -97,7 +101,7 @@ class Dispatcher:
             self._total_s = min(self._total_s, patience.total_s or self._total_s)
             self._retries = Retries(patience, settings.retry_seed, attempts, worker, self._again)
         self._zero_ns = 0
-        self._ahead: deque[Call] = deque()
+        self._ahead: deque[tuple[int, Call]] = deque()  # ns after zero
         self._ahead_bytes = 0
         self._exhausted = False
         self._waiting = False  # for the process that builds the calls
@@ -159,6 +163,7 @@ class Dispatcher:
         if self._in_flight and grace_s > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), grace_s)
+        self._openers.close()
         self.cut()
         for pool in self._pools:
             pool.close()
@@ -193,8 +198,8 @@ class Dispatcher:
         """The live figures; `due` counts what was built of the schedule, which is all but in a grave backlog."""
         now = time.monotonic_ns()
         overdue = len(self._parked)
-        for call in self._ahead:
-            if self._due_ns(call) > now:
+        for after_ns, _ in self._ahead:
+            if self._zero_ns + after_ns > now:
                 break
             overdue += 1
         return {
@@ -216,7 +221,7 @@ class Dispatcher:
 
     # --- sending ---
     def _due_ns(self, call: Call) -> int:
-        return self._zero_ns + round(call.intended_s * 1e9)
+        return self._zero_ns + _after_ns(call)
 
     def _ring(self) -> None:
         """Launch what is due, then sleep until the next."""
@@ -228,8 +233,8 @@ class Dispatcher:
         while True:
             if not self._ahead and not self._pull():
                 break
-            call = self._ahead[0]
-            due = self._due_ns(call)
+            after_ns, call = self._ahead[0]
+            due = self._zero_ns + after_ns
             if due > now:
                 self._alarm.set(due)
                 break
@@ -262,7 +267,14 @@ class Dispatcher:
         first = call.index if call.target is None else call.target
         where = (first + (before.attempt + 1 if before is not None else 0)) % len(self._pools)
         flight = Flight(
-            self, call, self._pools[where], self._heads[where].request, now, self._settings.line_limit, before
+            self,
+            call,
+            self._pools[where],
+            self._heads[where].request,
+            now,
+            self._settings.line_limit,
+            before,
+            self._shapes[where],
         )
         self._in_flight[call.index] = flight
         self._no_token_yet[call.index] = flight
@@ -331,10 +343,10 @@ class Dispatcher:
                 while self._zero_ns and (self._ahead or self._pull() or self._waiting):
                     if not self._ahead:
                         await self._built.wait()
-                    elif self._due_ns(self._ahead[0]) > now:
+                    elif self._zero_ns + self._ahead[0][0] > now:
                         break
                     else:
-                        self._never_sent(self._ahead.popleft(), now)
+                        self._never_sent(self._ahead.popleft()[1], now)
 
     def _never_sent(self, call: Call, now: int) -> None:
         where = (call.index if call.target is None else call.target) % len(self._pools)
@@ -363,7 +375,9 @@ class Dispatcher:
             self._built.clear()
             self._source.when_ready(self._on_built)
             return False
-        self._ahead.append(call)
+        after_ns = _after_ns(call)
+        self._ahead.append((after_ns, call))
+        self._openers.see(after_ns)
         self._ahead_bytes += len(call.body)
         return True
 
@@ -372,7 +386,7 @@ class Dispatcher:
         self._waiting = False
         self._built.set()
         if not self._ahead and self._pull() and self._zero_ns:
-            self.built_late += self._due_ns(self._ahead[0]) < time.monotonic_ns()
+            self.built_late += self._zero_ns + self._ahead[0][0] < time.monotonic_ns()
         if self._alarm is not None and not self._stopping:
             self._ring()
 
@@ -383,6 +397,8 @@ class Dispatcher:
         self.vitals.beat(now)
         self._pulse.set(self.vitals.next_beat_ns)
         self._time_out(now)
+        if not self._stopping:
+            self._openers.open(now - self._zero_ns)
         if now - self._flushed_ns >= self._settings.flush_s * 1e9:
             self._flush(now)
         self.vitals.collect_if_wanted(now, self._room_ns(now), len(self._in_flight) + len(self._ended))
@@ -405,7 +421,7 @@ class Dispatcher:
     # --- what can wait ---
     def _room_ns(self, now: int) -> int:
         """Time until the next send."""
-        return self._due_ns(self._ahead[0]) - now if self._ahead else _TURN_NS * 1000
+        return self._zero_ns + self._ahead[0][0] - now if self._ahead else _TURN_NS * 1000
 
     def _pressed(self, now: int) -> bool:
         """Is the work that can wait overdue?"""
@@ -414,23 +430,34 @@ class Dispatcher:
             return True
         return self._wants_calls() and len(self._ahead) < LOOK_AHEAD // 8
 
+    def _may_tidy(self, now: int) -> bool:
+        """Is there work that can wait, and either room for it before the next send or no more waiting?"""
+        if not self._ended and not self._wants_calls():
+            return False
+        return self._room_ns(now) >= _TURN_NS or self._pressed(now)
+
     def _tidy_soon(self) -> None:
-        if not self._tidy_scheduled and (self._ended or self._wants_calls()):
+        if not self._tidy_scheduled and self._may_tidy(time.monotonic_ns()):
             self._tidy_scheduled = True
             asyncio.get_running_loop().call_soon(self._tidy)
 
     def _tidy(self) -> None:
-        """Some of the work that can wait; then sockets and sends get their turn before there is more."""
+        """Some of the work that can wait; then sockets and sends get their turn before there is more.
+
+        Where it does not fit between the sends it is done in few long turns: many short ones cost more.
+        """
         self._tidy_scheduled = False
         now = time.monotonic_ns()
         turn_ends = now + _TIDY_NS + _TIDY_ROW_NS * min(len(self._ended), _MANY_ROWS * 20)
+        pressed = self._pressed(now)
         while (self._ended or self._wants_calls()) and now < turn_ends:
-            if self._room_ns(now) < _TURN_NS and not self._pressed(now):
+            if self._room_ns(now) < _TURN_NS and not pressed:
                 return  # the next ring or beat asks again
+            if self._buffered >= _BATCH_ROWS:
+                self._flush(now)
+                break  # it takes a turn by itself
             if self._ended:
                 self._make_row()
-                if self._buffered >= _BATCH_ROWS:
-                    self._flush(now)
             else:
                 self._pull()
             now = time.monotonic_ns()
@@ -467,6 +494,11 @@ class Dispatcher:
                 self._retries.flush()
         except ValueError as error:  # a row that does not fit; the others are written
             self._write_fault = str(error)
+
+
+def _after_ns(call: Call) -> int:
+    """Its moment, after the run's zero."""
+    return round(call.intended_s * 1e9)
 
 
 def _name_of_replica(answer: Answer, flight: Flight) -> str | None:

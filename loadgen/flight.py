@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from loadgen.http import CLOSED, ConnectError, Connection, Pool
+from loadgen.http import CLOSED, ConnectError, Connection, Pool, Take
 from loadgen.job import Call
 from loadgen.stream import Answer
+from loadgen.usual import Shape
 from telemetry.names import RESET, SERVER_ERROR
 
 #: A kept connection that the server closes within this time of our request, without a byte, was stale: the close and
@@ -68,11 +69,12 @@ class Flight:
         start_ns: int,
         line_limit: int,
         before: Flight | None = None,
+        shape: Shape | None = None,
     ) -> None:
-        """before: the attempt that failed, where this one is a retry."""
+        """before: the attempt that failed, where this one is a retry.  shape: of the events of this server."""
         self.call = call
         self.pool = pool
-        self.answer = Answer(line_limit)
+        self.answer = Answer(line_limit, shape)
         self.start_ns = start_ns
         self.sent_ns: int | None = None
         self.connect_ns: int | None = None
@@ -187,6 +189,9 @@ class Flight:
                 self._connection.release()
             answer.end(now_ns)
             self._end()
+
+    def taker(self) -> Take | None:
+        return self.answer.taker()
 
     def on_complete(self, now_ns: int) -> None:
         self.answer.end(now_ns)

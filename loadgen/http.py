@@ -100,11 +100,19 @@ class ConnectError(Exception):
         self.detail = detail
 
 
+#: Shown a read that begins between two HTTP chunks, with its stamp: how many bytes of body it took, 0 for none of it.
+Take = Callable[[bytes, int], int]
+
+
 class Listener(Protocol):
-    """Who hears an answer.  Header names are lower case."""
+    """Who hears an answer.  Header names are lower case; the body of one read comes at once."""
 
     def on_head(self, status: int, headers: dict[bytes, bytes], now_ns: int) -> None: ...
     def on_body(self, data: bytes, now_ns: int) -> None: ...
+
+    def taker(self) -> Take | None:
+        """What may take the next read as it stands, where that is one whole HTTP chunk; asked after each read."""
+
     def on_complete(self, now_ns: int) -> None: ...
     def on_failure(self, kind: str, detail: str, now_ns: int) -> None: ...
 
@@ -141,7 +149,10 @@ class Connection(asyncio.Protocol):
         self._read_whole = False
         self._keep = False
         self._head_size = 0
-        self._body_size = 0
+        self._room = self._limits.body  # bytes of body that may still come
+        self._body: list[bytes] = []  # of the read that is being parsed
+        self._between_chunks = False  # the parser's last callback was the end of a chunk
+        self._take: Take | None = None
 
     # --- for the owner ---
     def request(self, data: bytes, listener: Listener) -> None:
@@ -163,10 +174,12 @@ class Connection(asyncio.Protocol):
     def release(self) -> None:
         """The listener has all it wants: read the rest of the answer silently, then keep the connection."""
         self._listener = None
+        self._take = None
 
     def cut(self) -> None:
         """Drop the connection now, without a word to the listener."""
         self._listener = None
+        self._take = None
         self.open = False
         self._give_back(self)
         if self._transport is not None:
@@ -181,7 +194,11 @@ class Connection(asyncio.Protocol):
             self.peer = f"[{name[0]}]:{name[1]}" if ":" in str(name[0]) else f"{name[0]}:{name[1]}"
 
     def data_received(self, data: bytes) -> None:
-        self._now = time.monotonic_ns()
+        now = self._now = time.monotonic_ns()
+        take = self._take
+        if take is not None and len(data) <= self._room and (taken := take(data, now)):
+            self._room -= taken  # whole chunks do not change the state of the parser, so it need not see them
+            return
         if not self._busy:
             self.cut()  # bytes that nobody asked for: whatever follows could be taken for the next answer
             return
@@ -191,16 +208,33 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error  # noqa: B904 - a fault of ours, not of the peer: show it as it is
         except httptools.HttpParserError as error:
+            self._hand_over()
             self._fail(PROTOCOL, f"not HTTP/1.1: {error}")
+            return
         except httptools.HttpParserUpgrade:
+            self._hand_over()
             self._fail(PROTOCOL, "the server switched protocols")
+            return
+        self._hand_over()
+        if self._read_whole:
+            self._finish()
+        elif not self._in_body:
+            self._head_size += len(data)
+            if self._head_size > self._limits.head:
+                self._fail(PROTOCOL, f"a head of more than {self._limits.head} bytes")
         else:
-            if self._read_whole:
-                self._finish()
-            elif not self._in_body:
-                self._head_size += len(data)
-                if self._head_size > self._limits.head:
-                    self._fail(PROTOCOL, f"a head of more than {self._limits.head} bytes")
+            # Behind the end of a chunk only the next one's size line has no callback yet, and that ends with CRLF too.
+            between = self._between_chunks and self._listener is not None and data.endswith(b"\r\n")
+            self._take = self._listener.taker() if between and self._listener is not None else None
+
+    def _hand_over(self) -> None:
+        """Give the listener what this read held of the body."""
+        body = self._body
+        if body:
+            data = body[0] if len(body) == 1 else b"".join(body)
+            self._body = []
+            if self._listener is not None:
+                self._listener.on_body(data, self._now)
 
     def eof_received(self) -> bool:
         return False  # close our side as well; connection_lost tells the listener
@@ -241,13 +275,21 @@ class Connection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         if self._read_whole:
             return
-        self._body_size += len(data)
-        if self._body_size > self._limits.body:
+        self._room -= len(data)
+        if self._room < 0:
+            self._hand_over()
             self._fail(PROTOCOL, f"an answer of more than {self._limits.body} bytes")
         elif self._listener is not None:
-            self._listener.on_body(data, self._now)
+            self._body.append(data)
+
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
 
     def on_message_complete(self) -> None:
+        self._between_chunks = False
         if not self._in_body:
             self._headers = {}  # an interim 1xx answer; the real one follows
             return
@@ -329,6 +371,11 @@ class Pool:
                 f"cannot resolve {origin.host!r}: {error}", where=f"target {origin.url}", remedy="check the host name"
             ) from error
         self._addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    @property
+    def idle(self) -> int:
+        """Connections that `take` would give."""
+        return len(self._idle)
 
     def take(self) -> Connection | None:
         """An idle connection, or None: then `connect`."""

@@ -159,9 +159,18 @@ def measure(rate: float, seconds: float, reference: str, *, workers: int = 1, cp
 
 
 def search(
-    reference: str, seconds: float, budget_s: float, tell: Callable[[Step], None], *, workers: int = 1
+    reference: str,
+    seconds: float,
+    budget_s: float,
+    tell: Callable[[Step], None],
+    *,
+    workers: int = 1,
+    precision: float = 0.06,
 ) -> tuple[Step | None, list[Step]]:
-    """The highest rate held: doubled until one is not, then halved in between while there is time."""
+    """The highest rate held: doubled until one is not, then halved in between while there is time.
+
+    precision: how near the rate held and the rate not held must come, as a share of the latter.
+    """
     available = sorted(os.sched_getaffinity(0))
     cpus = available[:2] if len(available) >= 2 else None
     began = time.monotonic()
@@ -181,7 +190,7 @@ def search(
             high = rate
             if rate <= LEAST_RATE:
                 break
-        if high and high - low <= 0.06 * high:
+        if high and high - low <= precision * high:
             break
         rate = rate * 2 if not high else (low + high) / 2
     return best, steps

@@ -11,16 +11,22 @@ import json
 import math
 from bisect import bisect_left
 from itertools import accumulate, pairwise
+from operator import sub
 from typing import Any, Final, Protocol
 
 from loadgen.job import Call
 from loadgen.stream import Answer
 from loadgen.textfacts import TextFacts, clean, matches
 from telemetry.names import PHASES
+from telemetry.schema import REQUESTS
 
 _INT16_MAX: Final = (1 << 15) - 1
 _INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
+
+
+#: A row of which nothing is known.  All columns in their order: such a row is written with the least work.
+_EMPTY: Final[dict[str, Any]] = dict.fromkeys(REQUESTS.names)
 
 
 class Encoder(Protocol):
@@ -39,7 +45,7 @@ def tokens_per_chunk(answer: Answer, counted: int | None, encoder: Encoder | Non
     """
     chunks = len(answer.pieces)
     marks = answer.usage_marks
-    if chunks and marks[0] >= 1 and all(a < b for a, b in pairwise(marks)):
+    if marks and marks[0] >= 1 and all(a < b for a, b in pairwise(marks)):
         return [marks[0], *(b - a for a, b in pairwise(marks))], True
     if chunks in (answer.completion_tokens, counted):
         return [1] * chunks, True
@@ -73,54 +79,62 @@ def time_per_token_s(answer: Answer, tokens: list[int], known: bool) -> float | 
 def request_row(
     call: Call, answer: Answer, zero_ns: int, facts: TextFacts | None, encoder: Encoder | None, keep_text: bool
 ) -> dict[str, Any]:
-    """Schedule, answer, tokens and quality of one request; what concerns the sending is added by the sender."""
+    """All columns of one request: schedule, answer, tokens, quality; the sender adds what concerns the sending."""
     stamps = answer.stamps
+    text = answer.text
+    failure = answer.failure
     intended_ns = zero_ns + round(call.intended_s * 1e9)
-    row: dict[str, Any] = {
-        "index": call.index,
-        "trace_row": call.trace_row,
-        "class": call.klass,
-        "intended_s": call.intended_s,
-        "input_tokens": call.input_tokens,
-        "expected_output_tokens": call.expected_output_tokens,
-        "prompt_tokens_expected": call.prompt_tokens_expected,
-        "canary_kind": call.canary_kind,
-        "canary_id": call.canary_id,
-        "canary_place": call.canary_place,
-        "logprobs": json.dumps(answer.logprobs) if answer.logprobs else None,
-        "expected_answer": call.expected_answer,
-        "input_script": call.input_script,
-        "input_sketch": call.input_sketch,
-        "trace_id": call.trace_id,
-        "span_id": call.span_id,
-        "sampled": call.sampled,
-        "headers_s": _after(zero_ns, answer.headers_ns),
-        "first_chunk_s": _after(zero_ns, answer.first_chunk_ns),
-        "first_token_s": _after(zero_ns, answer.first_token_ns),
-        "first_content_s": _after(zero_ns, answer.first_content_ns),
-        "last_token_s": _after(zero_ns, answer.last_token_ns),
-        "end_s": _after(zero_ns, answer.end_ns),
-        "chunk_s": [(stamp - intended_ns) / 1e9 for stamp in stamps],
-        "max_gap_s": max(b - a for a, b in pairwise(stamps)) / 1e9 if len(stamps) > 1 else None,
-        "status": answer.status,
-        "error": answer.failure.reason if answer.failure else None,
-        "error_detail": clean(answer.failure.detail) if answer.failure else None,
-        "retry_after_s": answer.retry_after_s,
-        "finish_reason": _text(answer.finish_reason),
-        "truncated_by_limit": None if answer.finish_reason is None else answer.finish_reason == "length",
-        "done_marker": answer.done_marker,
-        "model": _text(answer.model),
-        "fingerprint": _text(answer.fingerprint),
-        "chunks": len(answer.pieces) if answer.streamed and not answer.reasoning_tokens else None,
-        "prompt_tokens_reported": answer.prompt_tokens,
-        "completion_tokens_reported": answer.completion_tokens,
-        "cached_tokens": answer.cached_tokens,
-        "usage_estimated": answer.completion_tokens is None and bool(answer.pieces),
-        "server_request_id": _text(answer.request_id or answer.response_id),
-    }
+    row = _EMPTY.copy()
+    row["index"] = call.index
+    row["trace_row"] = call.trace_row
+    row["class"] = call.klass
+    row["intended_s"] = call.intended_s
+    row["input_tokens"] = call.input_tokens
+    row["expected_output_tokens"] = call.expected_output_tokens
+    row["prompt_tokens_expected"] = call.prompt_tokens_expected
+    row["canary_kind"] = call.canary_kind
+    row["canary_id"] = call.canary_id
+    row["canary_place"] = call.canary_place
+    if answer.logprobs:
+        row["logprobs"] = json.dumps(answer.logprobs)
+    row["expected_answer"] = call.expected_answer
+    row["input_script"] = call.input_script
+    row["input_sketch"] = call.input_sketch
+    row["trace_id"] = call.trace_id
+    row["span_id"] = call.span_id
+    row["sampled"] = call.sampled
+    row["headers_s"] = _after(zero_ns, answer.headers_ns)
+    row["first_chunk_s"] = _after(zero_ns, answer.first_chunk_ns)
+    row["first_content_s"] = _after(zero_ns, answer.first_content_ns)
+    if stamps:
+        row["first_token_s"] = (stamps[0] - zero_ns) / 1e9
+        row["last_token_s"] = (stamps[-1] - zero_ns) / 1e9
+    row["end_s"] = _after(zero_ns, answer.end_ns)
+    row["chunk_s"] = [(stamp - intended_ns) / 1e9 for stamp in stamps]
+    if len(stamps) > 1:
+        row["max_gap_s"] = max(map(sub, stamps[1:], stamps)) / 1e9
+    row["status"] = answer.status
+    if failure is not None:
+        row["error"] = failure.reason
+        row["error_detail"] = clean(failure.detail)
+    row["retry_after_s"] = answer.retry_after_s
+    row["finish_reason"] = _text(answer.finish_reason)
+    if answer.finish_reason is not None:
+        row["truncated_by_limit"] = answer.finish_reason == "length"
+    row["done_marker"] = answer.done_marker
+    row["model"] = _text(answer.model)
+    row["fingerprint"] = _text(answer.fingerprint)
+    if answer.streamed and not answer.reasoning_tokens:
+        row["chunks"] = len(answer.pieces)
+    row["prompt_tokens_reported"] = answer.prompt_tokens
+    row["completion_tokens_reported"] = answer.completion_tokens
+    row["cached_tokens"] = answer.cached_tokens
+    row["usage_estimated"] = answer.completion_tokens is None and bool(answer.pieces)
+    row["server_request_id"] = _text(answer.request_id or answer.response_id)
     counted = facts.tokens if facts else None
     tokens, known = tokens_per_chunk(answer, counted, encoder)
-    row["chunk_tokens"] = [min(count, _INT16_MAX) for count in tokens]
+    large = tokens and max(tokens) > _INT16_MAX
+    row["chunk_tokens"] = [min(count, _INT16_MAX) for count in tokens] if large else tokens
     row["tpot_s"] = time_per_token_s(answer, tokens, known)
     if facts is not None:
         row["completion_tokens_counted"] = counted
@@ -134,9 +148,9 @@ def request_row(
         row["output_script"] = facts.script
         row["output_sketch"] = facts.sketch
         if call.expected_answer is not None:
-            row["answer_matches"] = matches(answer.text, call.expected_answer)
+            row["answer_matches"] = matches(text, call.expected_answer)
         if keep_text:
-            row["text"] = clean(answer.text)
+            row["text"] = clean(text)
     if answer.account is not None:
         row.update(server_columns(answer.account))
     return row

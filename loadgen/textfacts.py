@@ -23,8 +23,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +34,7 @@ MIN_COPIES: Final = 3
 DEGENERATE_COPIES: Final = 8
 DOMINANCE_TOKENS: Final = 16  # fewer tokens say nothing of the commonest
 BINS: Final = 16
+MANY_TOKENS: Final = 64  # from here on what counts in C is faster, its start included
 SKETCH_BYTES: Final = 1024
 _ANCHOR: Final = 16  # a run shorter than this cannot matter against TAIL_CHARS
 
@@ -45,8 +45,7 @@ class PlainEncoder(Protocol):
     def encode_plain(self, text: str, /) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TextFacts:
+class TextFacts(NamedTuple):
     """sha: hex SHA-256 of the UTF-8 text; chars: code points; tokens: None without a tokenizer.
 
     dominance: None below DOMINANCE_TOKENS.  foreign_letters: None where the prompt's scripts are not known.
@@ -93,14 +92,32 @@ def text_facts(
         dominance=dominance(pieces, ids or ()),
         foreign_letters=None if known_scripts is None else foreign_letters(text, known_scripts),
         script=main_script(text),
-        sketch=None if ids is None else np.bincount(np.array(ids, dtype=np.int64) % BINS, minlength=BINS).tolist(),
+        sketch=None if ids is None else _in_bins(ids),
     )
 
 
 def dominance(pieces: Sequence[str], ids: Sequence[int]) -> float | None:
     """The share of the commonest chunk, of the commonest token where chunks are few; None where both are."""
     parts: Sequence[str | int] = pieces if len(pieces) >= DOMINANCE_TOKENS else ids
-    return max(Counter(parts).values()) / len(parts) if len(parts) >= DOMINANCE_TOKENS else None
+    if len(parts) < DOMINANCE_TOKENS:
+        return None
+    counts: dict[str | int, int] = {}
+    if len(parts) > MANY_TOKENS:
+        counts = Counter(parts)
+    else:
+        for part in parts:
+            counts[part] = counts.get(part, 0) + 1
+    return max(counts.values()) / len(parts)
+
+
+def _in_bins(ids: Sequence[int]) -> list[int]:
+    """Token ids counted in BINS bins by their last four bits."""
+    if len(ids) > MANY_TOKENS:
+        return list(np.bincount(np.array(ids, dtype=np.int64) % BINS, minlength=BINS).tolist())
+    bins = [0] * BINS
+    for token in ids:
+        bins[token % BINS] += 1
+    return bins
 
 
 def sketch(text: str) -> list[int]:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,13 +46,14 @@ class PartWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.part_id = uuid.uuid4().hex
         self._schema = schema
-        self._names = frozenset(schema.names)
-        self._rows: list[dict[str, Any]] = []
+        self._names: list[str] = schema.names
+        self._empty: dict[str, Any] = dict.fromkeys(schema.names)
+        self._rows: list[tuple[Any, ...]] = []  # in the order of the schema
         self._unwritten: list[bytes] = []
         self.error: str | None = None
         self.rows_written = 0
         head = schema.with_metadata({VERSION_KEY: str(SCHEMA_VERSION), PART_KEY: self.part_id}).serialize().to_pybytes()
-        pa.RecordBatch.from_pylist([], schema=schema)  # Arrow's first conversion loads modules: not in mid-run
+        _batch_of([], schema)  # Arrow's first conversion loads modules: not in mid-run
         self.path, self._fd = _create(folder, worker_name)
         self._length = 0
         self._unwritten.append(head)
@@ -60,10 +61,15 @@ class PartWriter:
 
     def append(self, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Buffer a row or rows.  Missing columns become null; a column the schema lacks raises ValueError."""
-        for row in [rows] if isinstance(rows, Mapping) else rows:
-            if unknown := row.keys() - self._names:
-                raise ValueError(f"no such column in {self.path.parent.name}: {', '.join(sorted(unknown))}")
-            self._rows.append(dict(row))
+        one = type(rows) is dict or isinstance(rows, Mapping)  # the first is what comes, and quick to see
+        for row in cast("Sequence[Mapping[str, Any]]", [rows] if one else rows):
+            full = row
+            if list(row) != self._names:  # not all columns, or in another order
+                full = {**self._empty, **row}
+                if len(full) > len(self._empty):
+                    unknown = row.keys() - self._empty.keys()
+                    raise ValueError(f"no such column in {self.path.parent.name}: {', '.join(sorted(unknown))}")
+            self._rows.append(tuple(full.values()))
 
     def append_table(self, table: pa.Table) -> None:
         """Write rows that are columns already, behind those appended before.  Raises ValueError: another schema."""
@@ -154,26 +160,41 @@ def _create(folder: Path, name: str) -> tuple[Path, int]:
     raise UserError(f"10,000 parts named {name!r} already", where=str(folder), remedy="remove the folder")
 
 
-def _to_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> tuple[pa.RecordBatch, list[str]]:
-    required = [field.name for field in schema if not field.nullable]
+def _batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows, their values in the order of the schema, as a record batch."""
+    count = len(rows)
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [
+        pa.array(values, field.type)
+        if not values or values[0] is not None or values.count(None) < count
+        else pa.nulls(count, field.type)
+        for values, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _to_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> tuple[pa.RecordBatch, list[str]]:
+    """The rows that fit, and of each of the others what does not."""
+    required = [(n, field.name) for n, field in enumerate(schema) if not field.nullable]
     try:
-        if all(row.get(name) is not None for name in required for row in rows):
-            return pa.RecordBatch.from_pylist(rows, schema=schema), []
+        if all(row[n] is not None for n, _ in required for row in rows):
+            return _batch_of(rows, schema), []
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         pass  # find the culprits below, one row at a time
     fitting, misfits = [], []
     for row in rows:
-        missing = [name for name in required if row.get(name) is None]
+        missing = [name for n, name in required if row[n] is None]
+        told = {name: value for name, value in zip(schema.names, row, strict=True) if value is not None}
         try:
-            pa.RecordBatch.from_pylist([row], schema=schema)
+            _batch_of([row], schema)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as problem:
-            misfits.append(f"{problem} in {row!r:.300}")
+            misfits.append(f"{problem} in {told!r:.300}")
         else:
             if missing:
-                misfits.append(f"{', '.join(missing)} missing in {row!r:.300}")
+                misfits.append(f"{', '.join(missing)} missing in {told!r:.300}")
             else:
                 fitting.append(row)
-    return pa.RecordBatch.from_pylist(fitting, schema=schema), misfits
+    return _batch_of(fitting, schema), misfits
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import pytest
 
 from loadgen import flight as flight_module
 from loadgen.dispatch import LOOK_AHEAD
+from loadgen.http import Limits, Origin, Pool
+from loadgen.openers import MOMENT_NS, MOST, Openers
 from loadgen.quantiles import Quantiles
 from loadgen.sender import connection_warnings
 from telemetry import names
@@ -322,3 +324,40 @@ def test_limits_that_the_schedule_could_reach_are_named() -> None:
     files, *_ = connection_warnings(settings("http://a"), 5000, 1024)
     assert "5000" in files and "1024" in files and "ulimit -n" in files
     assert connection_warnings(settings("http://a", max_concurrency=8), 5000, 1024) == []
+
+
+def test_calls_of_one_moment_find_their_connections_open(tmp_path: Path) -> None:
+    rows, stub = send_all(tmp_path, lambda request: [0.3, *GOOD], Source(*[0.0] * 2, *[1.5] * 9))
+    assert [row["connection_reused"] for row in rows] == [False] * 2 + [True] * 9
+    assert [row["connect_s"] for row in rows[2:]] == [0.0] * 9
+    assert stub.connections == 9
+
+
+@pytest.mark.parametrize(
+    ("moments_ns", "now_ns", "most", "opened"),
+    [
+        ([0, 0, 0, 50_000], -1, None, 4),
+        ([0, 0], -1, None, 0),  # two are no burst
+        ([0, 0, 0], 0, None, 0),  # too late
+        ([2_000_000_000] * 3, 0, None, 0),  # too early
+        ([n * MOMENT_NS for n in range(50)], -1, None, 0),  # a high rate is no burst
+        ([0] * 9, -1, 4, 4),  # no more than may be in use at once
+        ([0] * 1000, -1, None, MOST),
+    ],
+)
+def test_only_bursts_that_come_soon_have_their_connections_opened(
+    moments_ns: list[int], now_ns: int, most: int | None, opened: int
+) -> None:
+    async def work() -> None:
+        async with Stub(lambda request: GOOD) as stub:
+            pool = Pool(Origin.parse(stub.url), Limits())
+            await pool.resolve()
+            openers = Openers([pool], 10.0, most)
+            for moment in moments_ns:
+                openers.see(moment)
+            openers.open(now_ns)
+            await asyncio.gather(*openers._tasks)
+            assert len(pool) == pool.idle == opened
+            pool.close()
+
+    run(work())

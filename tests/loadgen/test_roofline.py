@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 from benchmarks import fuzz
-from benchmarks.load_clients import BARE, TOKENIZER, Seen, per_second, python_for, send, tokenizer_cache
+from benchmarks.load_clients import (
+    BARE,
+    LOCUST,
+    OTHERS,
+    TOKENIZER,
+    Seen,
+    per_second,
+    python_for,
+    send,
+    tokenizer_cache,
+    told,
+)
 from loadgen import roofline
 from loadgen.native_stub import NativeStub
 from loadgen.roofline import CHUNKS, EVENTS, Step, measure, search
@@ -125,3 +136,18 @@ def test_the_fuzzer_finds_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(SseReader, "feed", broken)
     assert not fuzz.fuzz("sse", [b"data: a\n\ndata: b\n\n"], fuzz.check_sse, 0.2, seed=1)
     assert (tmp_path / "found" / "sse.bin").exists()
+
+
+def test_the_locust_script_tells_its_own_lag_and_ttft(tmp_path: Path) -> None:
+    seen = send(LOCUST, 10.0, 3.0, tmp_path, None)
+    assert seen.requests >= 10
+    assert seen.lag_p99_s is not None and seen.lag_p99_s >= 0
+    assert seen.ttft_p50_s is not None and seen.ttft_p50_s >= 0.049
+
+
+def test_a_client_that_should_tell_and_does_not_is_no_measurement() -> None:
+    assert told(BARE, ["noise", '{"lag_p99_s": 0.001, "ttft_p50_s": 0.05}']) == {"lag_p99_s": 0.001, "ttft_p50_s": 0.05}
+    assert told(OTHERS[0], []) == {}
+    for said in ([], ["no JSON"], ["[1]"], ['{"lag_p99_s": null, "ttft_p50_s": 0.05}'], ['{"lag_p99_s": 0.001}']):
+        with pytest.raises(RuntimeError, match="tells no lag"):
+            told(LOCUST, said)

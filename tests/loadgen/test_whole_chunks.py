@@ -1,0 +1,216 @@
+"""Reads that are one HTTP chunk with one usual event go past the parsers; nothing else does, and nobody can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.flight import Flight
+from loadgen.http import Connection, Limits, Origin, Pool
+from loadgen.stream import Answer
+from loadgen.usual import Shape
+from loadgen.wire import RequestHead
+from tests.loadgen.stub import DONE, content, event, finish, role, usage
+from tests.loadgen.test_stream import STREAM, call
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """A transport that goes nowhere: the test is the server."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Ground:
+    """Hears of a flight."""
+
+    connect_timeout_s = 1.0
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.first_tokens = 0
+
+    def on_sent(self, flight: Flight) -> None: ...
+
+    def on_first_token(self, flight: Flight) -> None:
+        self.first_tokens += 1
+
+    def on_end(self, flight: Flight) -> None:
+        self.ended += 1
+
+
+def chunk(body: bytes, size: str = "x") -> bytes:
+    return format(len(body), size).encode() + b"\r\n" + body + b"\r\n"
+
+
+def read(reads: list[bytes], limits: Limits, line_limit: int, shape: Shape | None = None) -> tuple[Any, ...]:
+    """Everything that is told of an answer which comes in these reads; shape: of the answers before it."""
+    ground = Ground()
+    origin = Origin.parse("http://127.0.0.1:1")
+    connection = Connection(limits, lambda one: None)
+    connection.connection_made(Wire())
+    pool = Pool(origin, limits)
+    flight = Flight(ground, call(), pool, RequestHead(origin, {}).request, 1, line_limit, shape=shape)
+    pool.keep(connection)
+    flight.go()
+    for data in reads:
+        if connection.busy and connection.open:
+            connection.data_received(data)
+    kept = connection.open and not connection.busy
+    if not ground.ended:
+        connection.connection_lost(None)
+    answer = flight.answer
+    usage_told = answer.prompt_tokens, answer.completion_tokens, answer.usage_marks
+    about = answer.model, answer.response_id, answer.account
+    said = answer.pieces, usage_told, answer.finish_reason, answer.done_marker, answer.failure, about
+    return said, len(answer.stamps), answer.first_content_ns is None, kept, ground.ended, ground.first_tokens
+
+
+texts = st.text(st.sampled_from('ab "\\\n\t\u00a0\u2028é世🎉{}:,\x7f'), max_size=4)
+others = st.sampled_from(
+    [event(role()), event(usage(5, 4)), event({"error": {"message": "no"}}), DONE, b": hello\n\n", b"data: {}\r\n\r\n",
+     b"data: \xff\n\n", b"event: ping\n", b"\n"]
+)  # fmt: skip
+
+
+@settings(deadline=None)  # a loaded machine is slow at times
+@given(
+    st.lists(st.one_of(texts, others), min_size=1, max_size=9),
+    st.lists(st.sampled_from(["x", "x", "x", "X", "03x"]), min_size=9, max_size=9),
+    st.booleans(),
+    st.sampled_from([1 << 20, 1 << 20, 500]),
+    st.lists(st.integers(0, 2000), max_size=6),
+    st.sampled_from([b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b""]),
+)
+def test_how_the_bytes_are_read_changes_nothing(
+    parts: list[str | bytes], sizes: list[str], ascii_only: bool, limit: int, cuts: list[int], last: bytes
+) -> None:
+    bodies = []
+    for part in ["x", *parts]:  # from the first on, what is usual is known
+        if isinstance(part, str):
+            bodies.append(event(json.dumps(content(part), ensure_ascii=ascii_only)))
+        else:
+            bodies.append(part)
+    chunks = [chunk(body, size) for body, size in zip(bodies, ["x", *sizes], strict=False)]
+    ends = [chunk(event(finish())), chunk(DONE) + last]
+    whole = b"".join([HEAD, *chunks, *ends])
+    edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    limits = Limits(body=limit)
+    by_chunk = read([HEAD + chunks[0], *chunks[1:], *ends], limits, limit)
+    by_byte = read([whole[n : n + 1] for n in range(len(whole))], limits, limit)
+    by_cut = read([whole[start:stop] for start, stop in pairwise(edges) if start < stop], limits, limit)
+    shape = Shape()
+    read([HEAD + chunk(event(content("z"))), chunk(DONE)], limits, limit, shape)
+    foreseen = [read([HEAD + chunks[0], *chunks[1:], *ends], limits, limit, shape) for _ in range(2)]
+    assert by_chunk == by_byte == by_cut == foreseen[0] == foreseen[1]
+
+
+def learned() -> Answer:
+    """An answer that has read one usual event."""
+    answer = Answer(line_limit=300)
+    answer.head(200, STREAM, 1)
+    answer.feed(event(content("a")), 2)
+    return answer
+
+
+def test_a_usual_chunk_is_taken_and_counted_to_the_byte() -> None:
+    answer = learned()
+    take = answer.taker()
+    assert take is not None
+    for n, text in enumerate(("b", " long" * 9, "世界", "🎉"), 3):
+        body = event(json.dumps(content(text), ensure_ascii=False))
+        assert take(chunk(body), n) == len(body)
+    assert (answer.pieces, answer.stamps) == (["a", "b", " long" * 9, "世界", "🎉"], [2, 3, 4, 5, 6])
+    assert answer.usage_marks == []
+
+
+USUAL = chunk(event(content("b")))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        USUAL * 2,
+        USUAL[:-1],
+        USUAL[1:],
+        b"0" + USUAL,
+        b"1" + USUAL[1:],
+        USUAL.replace(b"\n\n\r\n", b"\n\r\n"),
+        chunk(event(finish())),
+        chunk(DONE),
+        chunk(event(content(""))),
+        chunk(event(content('"'))),
+        chunk(event(content("\n"))),
+        chunk(event(content("\\"))),
+        chunk(event(content("b" * 400))),  # longer than a line may be
+        USUAL.replace(b'"b"', b'"\xff"'),
+        USUAL.replace(b'"b"', b'"\n"'),
+        b"",
+        b"\r\n",
+    ],
+)
+def test_anything_else_is_left_as_it_was(data: bytes) -> None:
+    answer = learned()
+    take = answer.taker()
+    assert take is not None and take(data, 9) == 0
+    assert (answer.pieces, answer.stamps, answer.failure) == (["a"], [2], None)
+
+
+def test_nothing_is_taken_inside_an_event_or_after_the_last() -> None:
+    answer = learned()
+    answer.feed(b": half a comm", 3)
+    assert answer.taker() is None
+    answer.feed(b"ent\n\n", 4)
+    assert answer.taker() is not None
+    answer.feed(DONE, 5)
+    assert answer.taker() is None
+
+
+#: First events of a stream, after another stream of the server was read: what may come before the choices, and may not.
+FIRST: dict[str, dict[str, Any]] = {
+    "another id": {"id": "c2", "created": 2, "model": "m2"},
+    "usage": {"id": "c2", "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
+    "an object": {"id": "c2", "x": {"choices": []}},
+    "a list": {"id": "c2", "x": [1]},
+    "an error": {"id": "c2", "error": {"message": "no"}},
+    "a name like it": {"id": '"choices":', "model": '{"choices":['},
+    "timings": {"id": "c2", "timings": {"prompt_ms": 5.0, "predicted_ms": 7.0}},
+}
+
+
+@pytest.mark.parametrize("before", FIRST)
+@pytest.mark.parametrize("opening", [{"role": "assistant", "content": ""}, {"content": "a"}, {"reasoning": "hm"}])
+def test_what_an_earlier_stream_taught_changes_no_answer(before: str, opening: dict[str, str]) -> None:
+    def one(delta: dict[str, str], head: dict[str, Any] = FIRST[before], **after: Any) -> bytes:
+        return event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **after})
+
+    shape = Shape()
+    read([HEAD + chunk(one({"content": "a"}, {"id": "c1"})), chunk(DONE)], Limits(), 1 << 20, shape)
+    assert shape.middle
+    texts = [one({"content": text}) for text in ("b", "c")]
+    bodies = [one(opening), *texts, one({"content": "d"}, usage={"completion_tokens": 9}), event(finish()), DONE]
+    reads = [HEAD + chunk(bodies[0]), *map(chunk, bodies[1:])]
+    assert read(reads, Limits(), 1 << 20, shape) == read(reads, Limits(), 1 << 20)
+
+
+def test_a_stream_knows_its_usual_event_from_an_earlier_one() -> None:
+    shape = Shape()
+    for number in range(2):
+        answer = Answer(shape=shape)
+        answer.head(200, STREAM, 1)
+        answer.feed(event({**role(), "id": f"c{number}"}), 2)
+        answer.feed(event({**content("a"), "id": f"c{number}"}), 3)
+        take = answer.taker()
+        assert take is not None
+        body = event({**content("b"), "id": f"c{number}"})
+        assert (take(chunk(body), 4), answer.pieces, answer.first_content_ns) == (len(body), ["a", "b"], 3)
+        assert take(chunk(event({**content("b"), "id": "another"})), 5) == 0

@@ -155,14 +155,15 @@ class Bundle:
                 done = compact(self.path / name, schema, of_requests if name == "requests" else None) or done
         return done
 
-    def verdicts(self, slo: Slo) -> pa.Table:
-        """The verdicts under an SLO (schema outcomes.VERDICTS); kept beside the facts once the run is over."""
+    def verdicts(self, slo: Slo, columns: Sequence[str] | None = None) -> pa.Table:
+        """The verdicts under an SLO (schema outcomes.VERDICTS, or the columns named); kept beside the facts once the
+        run is over."""
         cache = self.path / f"verdicts-{slo.hash[:12]}.parquet"
         basis = self._basis()
         if self.status != RUNNING and cache.is_file():
             with pq.ParquetFile(cache) as file:
                 if (file.metadata.metadata or {}).get(_BASIS_KEY) == basis:
-                    return file.read()
+                    return file.read(columns=columns)
         table = outcomes.judge(
             self.table("requests", outcomes.columns(slo)),
             slo,
@@ -176,7 +177,7 @@ class Bundle:
             sink = pa.BufferOutputStream()
             pq.write_table(table.replace_schema_metadata({_BASIS_KEY: basis}), sink, compression="zstd")
             write_atomically(cache, sink.getvalue().to_pybytes())
-        return table
+        return table if columns is None else table.select(columns)
 
     def add_checks(self, name: str, table: pa.Table) -> None:
         """Keep what a check found of answers (schema outcomes.CHECKS), beside the facts, in place of its last finding.

@@ -83,8 +83,8 @@ def compare_facts(
     """``compare`` on arrays."""
     _check(warm_up, alpha, effect, power, tolerance)
     runs = (tuple(one.run for one in a), tuple(one.run for one in b))
-    refusals = refuse(a, b, same_load=same_load)
     differs = other_load(a, b)
+    refusals = _refusals(a, b, differs if same_load else None)
     if any(one.whole for one in refusals):
         return Comparison(*runs, NONE, alpha, (), tuple(refusals), effect=effect, power=power, warm_up=warm_up,
                           same_load=differs is None)  # fmt: skip
@@ -125,6 +125,10 @@ def compare_facts(
 
 def refuse(a: Sequence[Facts], b: Sequence[Facts], *, same_load: bool = True) -> list[Refusal]:
     """What stands against comparing two sides at all; empty: nothing does."""
+    return _refusals(a, b, other_load(a, b) if same_load else None)
+
+
+def _refusals(a: Sequence[Facts], b: Sequence[Facts], differs: str | None) -> list[Refusal]:
     found: list[Refusal] = []
     if not a or not b:
         remedy = "run both sides: tailspan run … --repeats 6 --target URL_A --against URL_B"
@@ -146,8 +150,7 @@ def refuse(a: Sequence[Facts], b: Sequence[Facts], *, same_load: bool = True) ->
                 )
             elif not len(one):
                 found.append(Refusal(TOO_FEW_REQUESTS, f"run {one.run} has no request", "run it again"))
-    differs = other_load(a, b)
-    if differs is not None and same_load:
+    if differs is not None:
         said = f"the loads differ: {differs}"
         remedy = (
             "replay the same trace, window, scales and seed on both sides; for two windows without replay: --window"
@@ -169,7 +172,10 @@ def _difference_of_loads(one: Facts, two: Facts) -> str | None:
     x, y = one.load.get("trace"), two.load.get("trace")
     if x and y and x != y:
         return f"another trace (sha256 {str(x)[:12]} and {str(y)[:12]})"
-    common, at, there = np.intersect1d(one.index, two.index, assume_unique=False, return_indices=True)
+    if np.array_equal(one.index, two.index):
+        common, at, there = one.index, slice(None), slice(None)
+    else:
+        common, at, there = np.intersect1d(one.index, two.index, assume_unique=False, return_indices=True)
     if len(common) < 0.98 * max(len(one), len(two)):  # invalid ones are missing on one side alone
         return f"{len(one):,} and {len(two):,} requests, {len(common):,} of them with the same index"
     for what, of_one, of_two in (

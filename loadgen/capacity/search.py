@@ -192,15 +192,19 @@ def ended(points: Sequence[Point], bounds: Bounds) -> str:
 
 
 def _searched(points: Sequence[Point], bounds: Bounds) -> bool:
-    """Whether doubling and bisection are over: two runs are kept for the way down."""
+    """Whether doubling and bisection are over.
+
+    Two runs are kept for the way down once there is a rate that held and one that broke; before, there is no way to
+    come down, and they go into finding them.
+    """
     found = [point for point in points if point.kind == SEARCH]
-    if len(found) + 2 >= bounds.most_runs:
-        return True
-    if _once_limited(found):
-        return False
     said = judged(found)
     held = [point.rate for point in said if point.verdict == HELD]
     broken = [point.rate for point in said if point.verdict == BROKEN]
+    if len(found) + (2 if held and broken else 0) >= bounds.most_runs:
+        return True
+    if _once_limited(found):
+        return False
     top = ceiling(found)
     if not said:
         return bool(found) and top <= bounds.start / TIMES_OFF

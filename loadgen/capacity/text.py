@@ -84,6 +84,8 @@ def blocks(found: Answer) -> Iterator[Block]:
         yield f"What breaks first: {found.breaks}."
     if found.descent is not None:
         yield _descent(found)
+    elif found.ended in (search.FOUND, search.ROUGH):
+        yield "The way down was not played: no run was left for it, so nothing is known of hysteresis."
 
 
 def _row(point: Point) -> tuple[str, ...]:

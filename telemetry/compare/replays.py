@@ -107,12 +107,13 @@ def compare_facts(
         else np.empty((len(a), 0))
     )
     tested = max_t.test(differences, alpha) if places else None
+    bound_from = max_t.pairs_to_bound(alpha, len(places))
     effects = []
     for at, figure in enumerate(figures):
         bands = (band(sides[0], figure), band(sides[1], figure)) if figure.p is not None else (None, None)
         effects.append(
             _effect(figure, found[0][:, at], found[1][:, at], int(counts[at]), usable[at], bands,
-                    tested, places.index(at) if at in places else None, tolerance)
+                    tested, places.index(at) if at in places else None, tolerance, bound_from)
         )  # fmt: skip
     needed = _needed(differences, [figures[at] for at in places], tested, effect, power, alpha)
     refusals += _too_few(figures, counts)
@@ -239,6 +240,7 @@ def _effect(
     tested: max_t.Tested | None,
     place: int | None,
     tolerance: float,
+    bound_from: int,
 ) -> Effect:
     relative = figure.p is not None
     pairs = tuple((_bounded(x), _bounded(y)) for x, y in zip(a.tolist(), b.tolist(), strict=True))
@@ -247,18 +249,25 @@ def _effect(
         return Effect(figure.name, relative, levels[0], levels[1], None, None, None, None, UNTESTED, n, *bands, why_not,
                       pairs)  # fmt: skip
     open_ended = relative and not (np.isfinite(a).all() and np.isfinite(b).all())
-    mean, low, high = (float(values[place]) for values in (tested.mean, tested.low, tested.high))
-    verdict = judge(mean, low, high, relative, tolerance)
-    if relative:
-        mean, low, high = (math.expm1(min(one, 700.0)) for one in (mean, low, high))
+    ends = [float(values[place]) for values in (tested.mean, tested.low, tested.high)]
+    verdict = judge(*ends, relative, tolerance)
+    mean: float | None
+    low: float | None
+    high: float | None
+    mean, low, high = (math.expm1(min(one, 700.0)) if relative else one for one in ends)
     note = (
         "unbounded in some runs: the change is at least in this direction, its size is not known"
         if open_ended
         else None
     )
+    too_few = len(pairs) < bound_from and verdict == SAME and not open_ended
+    if open_ended:
+        mean = None
+    if open_ended or too_few:
+        low = high = None
     return Effect(
-        figure.name, relative, levels[0], levels[1], None if open_ended else mean, None if open_ended else low,
-        None if open_ended else high, float(tested.p[place]), verdict, n, *bands, note, pairs,
+        figure.name, relative, levels[0], levels[1], mean, low, high, float(tested.p[place]), verdict, n, *bands, note,
+        pairs, bound_from if too_few else None,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from loadgen.watch.commands import watch_command
 from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
+from models.strict_command import made_strict
 from telemetry.commands import app as runs_app
 from telemetry.compare_command import compare_command
 from telemetry.explain_command import explain_with
@@ -73,6 +74,7 @@ app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 app.add_typer(slo_app, name="slo")
+made_strict(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -206,6 +206,14 @@ def utilisation(schedule: Schedule, speed: Speed) -> float:
     return float(seconds) / schedule.length_s
 
 
+def checked_share(share: float) -> None:
+    """Raises UserError for what is no utilisation to fit a load to."""
+    if not 0 < share <= 20:
+        raise UserError(
+            f"{share:g} is not a utilisation", where="--fit", remedy="give a share such as 0.5 (above 1: overload)"
+        )
+
+
 def fit(
     trace: Trace,
     asked: Transforms,
@@ -216,10 +224,7 @@ def fit(
     length: float | None = None,
 ) -> Fit:
     """Choose the scales for this share of the target.  rate, length: a scale that the user has fixed already."""
-    if not 0 < share <= 20:
-        raise UserError(
-            f"{share:g} is not a utilisation", where="--fit", remedy="give a share such as 0.5 (above 1: overload)"
-        )
+    checked_share(share)
 
     def at(rate_scale: float, length_scale: float) -> Schedule:
         return build(trace, replace(asked, rate_scale=rate_scale, length_scale=length_scale))

@@ -154,8 +154,8 @@ def only_a_shape(ref: str) -> UserError | None:
     return UserError(
         f"of {ref!r} the shape is known, not the weights: only --backend simulated has it",
         where="model",
-        remedy=f"--backend simulated --device h100 --model {ref.lower()}; to compute it, give the path of its safetensors "
-        "folder or .gguf file",
+        remedy=f"--backend simulated --device h100 --model {ref.lower()}; to compute it, give the path of its "
+        "safetensors folder or .gguf file",
     )
 
 

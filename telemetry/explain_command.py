@@ -43,11 +43,13 @@ def explain_with(load_twin: Callable[[], Twin]) -> Callable[..., None]:
     ) -> None:
         """Why did it change: which phase, which cause, for whom; or unknown."""
         from telemetry.compare import resolve_sides
+        from telemetry.compare.replays import check_options
         from telemetry.explain import explain
         from telemetry.explain.text import markdown, render
         from telemetry.slo import load
         from telemetry.terminal import show
 
+        check_options(warm_up)
         spans = None
         if window is not None:
             one, two = sides_of_windows(a, b, window, root)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Parameters of `run` that make no sense here: a search makes its own runs, seeds and rates.
 NOT_HERE: Final = (
     "context", "repeats", "web_ui", "baseline", "summary", "junit", "dry_run", "name", "metrics_port", "linger",
-    "as_json", "salt", "remote_workers", "bind",
+    "as_json", "salt", "remote_workers", "bind", "against", "find",
 )  # fmt: skip
 #: Of --virtual: an engine is simulated, so there is nothing to send to.
 SENDING: Final = (
@@ -88,12 +88,14 @@ def capacity_command(twin: Callable[[], Twin]) -> Callable[..., int]:
         from rich.console import Console
 
         from loadgen.capacity.answer import Terms
+        from loadgen.capacity.search import Bounds
         from loadgen.capacity.sweep import Sweep
         from telemetry.twin import TwinSetting
 
         own = tuple(inspect.signature(command).parameters)
         options = options_of(context, own)
         check_mode(context, virtual=virtual, device=device)
+        Bounds(1.0 if start_rate is None else start_rate, precision, max_runs)
         terms = Terms(device_hour, devices, user_requests, peak, volume)
         setting = None
         if virtual:

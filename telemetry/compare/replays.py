@@ -81,7 +81,7 @@ def compare_facts(
     figures: Sequence[Figure] = FIGURES,
 ) -> Comparison:
     """``compare`` on arrays."""
-    _check(warm_up, alpha, effect, power, tolerance)
+    check_options(warm_up, alpha, effect, power, tolerance)
     runs = (tuple(one.run for one in a), tuple(one.run for one in b))
     differs = other_load(a, b)
     refusals = _refusals(a, b, differs if same_load else None)
@@ -337,7 +337,14 @@ def _notes(a: Sequence[Facts], b: Sequence[Facts], differs: str | None) -> list[
     return notes
 
 
-def _check(warm_up: float, alpha: float, effect: float, power: float, tolerance: float) -> None:
+def check_options(
+    warm_up: float = WARM_UP,
+    alpha: float = ALPHA,
+    effect: float = EFFECT,
+    power: float = POWER,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Raises UserError for an option out of range, by its name."""
     for name, value, low, high in (
         ("--warm-up", warm_up, 0.0, 0.9),
         ("--alpha", alpha, 0.0005, 0.5),

@@ -118,7 +118,7 @@ def test_end_tokens_are_gathered_and_templates_found(folder: Path) -> None:
     assert load_reference(str(folder)).template.source is None
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES.keys() - KNOWN.keys()) + ["Llama-3.1-8B"])
+@pytest.mark.parametrize("name", [*sorted(SHAPES.keys() - KNOWN.keys()), "Llama-3.1-8B"])
 def test_a_model_whose_shape_alone_is_known_names_the_backend_that_has_it(name: str) -> None:
     for ask in (resolve, load_reference, load, pull):
         with pytest.raises(UserError, match="only --backend simulated has it") as caught:

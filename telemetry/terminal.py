@@ -6,8 +6,6 @@ run itself can be believed, the second is the verdict; nothing depends on colour
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -77,21 +75,10 @@ def render(summary: Summary) -> RenderableType:
 
 def show(renderable: RenderableType) -> None:
     """Print on stdout; into a file or a pipe 100 columns wide, since rich would take 80 there and cut the tables."""
-    console = _Console(highlight=False)
+    console = Console(highlight=False)
     if not console.is_terminal:
-        console = _Console(highlight=False, width=max(console.width, 100))
+        console = Console(highlight=False, width=max(console.width, 100))
     console.print(renderable)
-
-
-class _Console(Console):
-    """rich ends the process with 1 when the reader of a pipe has had enough; our exit code is the verdict's."""
-
-    def on_broken_pipe(self) -> None:
-        """Write to nobody from here on."""
-        self.quiet = True
-        nobody = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nobody, sys.stdout.fileno())
-        os.close(nobody)
 
 
 def render_list(rows: Sequence[tuple[str, Summary | str]]) -> RenderableType:

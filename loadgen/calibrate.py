@@ -30,6 +30,7 @@ from loadgen.traces.trace import Trace
 from loadgen.transforms import Transforms
 from loadgen.way import DIRECT, Way
 from models.errors import UserError
+from models.words import several
 
 BUDGET_S: Final = 15.0  # what the probe aims at
 LIMIT_S: Final = 60.0  # after which it gives up: a machine may be busy, and a slow target is measured all the same
@@ -99,7 +100,7 @@ class Fit:
         text = (
             f"measured {self.speed.prefill_per_s:,.0f} token/s prefill, {self.speed.decode_per_s:,.0f} token/s decode "
             f"at batch {self.speed.batch} in {self.speed.probe_s:.1f} s; for {self.asked:.0%} of that: rate x "
-            f"{self.rate_scale:.3g}, lengths x {self.length_scale:.3g} ({self.requests} requests)"
+            f"{self.rate_scale:.3g}, lengths x {self.length_scale:.3g} ({several(self.requests, 'request')})"
         )
         if self.predicted > self.asked * 1.1:
             text += f"; the least load that makes {ENOUGH} requests is more, about {self.predicted:.0%}"

@@ -41,6 +41,7 @@ from loadgen.way import checked_proxy
 from models.addresses import checked_host
 from models.errors import UserError
 from models.store import Reference, load_reference
+from models.words import several
 from telemetry import slo
 from telemetry.forward import checked_collector
 
@@ -283,7 +284,7 @@ def model_reference(text: str) -> str:
 def load_sentence(schedule: Schedule) -> str:
     """One line: what will be sent."""
     parts = [
-        f"{len(schedule):,} requests in {schedule.length_s:.1f} s ({schedule.rate_per_s:.2f}/s)",
+        f"{several(len(schedule), 'request')} in {schedule.length_s:.1f} s ({schedule.rate_per_s:.2f}/s)",
         f"input mean {schedule.input_tokens.mean():.1f} max {schedule.input_tokens.max():,}",
         f"output mean {schedule.output_tokens.mean():.1f} max {schedule.output_tokens.max():,}",
     ]

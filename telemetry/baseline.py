@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.errors import UserError, did_you_mean
+from models.words import several
 from telemetry import names
 from telemetry.bundle import COMPLETE, Bundle, NoSuchRun, list_runs, runs_root
 from telemetry.parts import write_atomically
@@ -48,7 +49,7 @@ class Load:
         if self.trace_sha256 != other.trace_sha256:
             found.append(f"another trace (sha256 {other.trace_sha256[:12] or 'unknown'}, not {self.trace_sha256[:12]})")
         if self.scheduled != other.scheduled:
-            found.append(f"{other.scheduled} requests, not {self.scheduled}")
+            found.append(f"{several(other.scheduled, 'request')}, not {self.scheduled}")
         if self.length_s and other.length_s and abs(self.length_s - other.length_s) > LENGTH_TOLERANCE * self.length_s:
             found.append(f"over {other.length_s:.1f} s, not {self.length_s:.1f} s")
         return found

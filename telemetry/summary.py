@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from models.words import several
 from telemetry import (
     burn_rate,
     canary_estimate,
@@ -271,7 +272,7 @@ def _sentence(
     parts = [_broken(one) for one in failing] if decision == BROKEN else []
     if decision == UNDECIDED:
         parts = [
-            f"{one.objective.text} needs {one.objective.min_requests} requests, {one.n} there"
+            f"{one.objective.text} needs {several(one.objective.min_requests, 'request')}, {one.n} there"
             for one in objectives
             if one.verdict == UNDECIDED
         ]

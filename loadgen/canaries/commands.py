@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from models.errors import UserError
+from models.words import several
 
 app = typer.Typer(no_args_is_help=True, help="Ask questions with known answers: is what a server says still right?")
 
@@ -54,7 +55,8 @@ def record_command(
         typer.echo(f"left out  {one.id}: {one.reason}")
     lengths = [len(one.tokens) for one in made.goldens]
     typer.echo(
-        f"{out}: {len(made.goldens)} goldens of {min(lengths)} to {max(lengths)} tokens, {len(made.left)} left out, "
+        f"{out}: {several(len(made.goldens), 'golden')} of {min(lengths)} to {max(lengths)} tokens, "
+        f"{len(made.left)} left out, "
         f"noise {made.noise:.2g} nats, {sum(made.scores.values())} of {len(made.scores)} questions right"
     )
 

@@ -16,6 +16,7 @@ import typer
 
 from loadgen.commands import options_of, run_command, was_given
 from models.errors import UserError
+from models.words import several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -261,7 +262,8 @@ def search_in(asked: Asked, group: Group, setting: TwinSetting | None) -> Answer
         seek(probe, group, bounds, asked.console)
     except KeyboardInterrupt:
         asked.console.print(
-            f"interrupted after {len(group.points)} runs; go on with the same command and --group {group.path.name}",
+            f"interrupted after {several(len(group.points), 'run')}; "
+            f"go on with the same command and --group {group.path.name}",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
         raise

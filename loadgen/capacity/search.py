@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from loadgen.capacity.point import DESCENT, OVERLOAD, SEARCH, Point
 from models.errors import UserError
+from models.words import several
 from telemetry import names
 from telemetry.objective import BROKEN, HELD, UNDECIDED
 from telemetry.repeatable import FARTHEST
@@ -65,7 +66,7 @@ class Bounds:
         if not 0.005 <= self.precision <= 0.5:
             raise UserError(f"{self.precision:g} is no precision", where="--precision", remedy="give 0.005 to 0.5")
         if not 3 <= self.most_runs <= MOST_RUNS:
-            raise UserError(f"{self.most_runs} runs", where="--max-runs", remedy=f"give 3 to {MOST_RUNS}")
+            raise UserError(several(self.most_runs, "run"), where="--max-runs", remedy=f"give 3 to {MOST_RUNS}")
 
 
 @dataclass(frozen=True, slots=True)

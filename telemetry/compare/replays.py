@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.errors import UserError
+from models.words import several
 from telemetry.bundle import Bundle
 from telemetry.compare import max_t
 from telemetry.compare.facts import Facts
@@ -133,9 +134,9 @@ def _refusals(a: Sequence[Facts], b: Sequence[Facts], differs: str | None) -> li
     found: list[Refusal] = []
     if not a or not b:
         remedy = "run both sides: tailspan run … --repeats 6 --target URL_A --against URL_B"
-        return [Refusal(TOO_FEW_PAIRS, f"{len(a)} runs on side A, {len(b)} on side B", remedy, usage=True)]
+        return [Refusal(TOO_FEW_PAIRS, f"{several(len(a), 'run')} on side A, {len(b)} on side B", remedy, usage=True)]
     if len(a) != len(b):
-        said = f"{len(a)} runs on side A, {len(b)} on side B: they cannot be paired"
+        said = f"{several(len(a), 'run')} on side A, {len(b)} on side B: they cannot be paired"
         found.append(Refusal(UNEQUAL_SIDES, said, "name as many runs on both sides", usage=True))
     both = {one.run for one in a} & {one.run for one in b}
     if both:

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 
 from models.errors import UserError
 from telemetry import hard_checks, outcomes, validity
-from telemetry.parts import PartWriter, TableRead, compact, read_table, write_atomically
+from telemetry.part_writer import PartWriter
+from telemetry.parts import TableRead, compact, read_table, write_atomically
 from telemetry.run_folders import ID_TIME, MANIFEST, NoSuchRun, age, list_runs, newest, resolve, runs_root
 from telemetry.schema import SCHEMA_VERSION, TABLES
 from telemetry.slo import Slo, of_manifest

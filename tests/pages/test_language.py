@@ -11,7 +11,7 @@ from dashboards import language, oncall, palette
 from dashboards.facts import checks, one_request, traffic, under_way
 from dashboards.figures import bars, steps
 from dashboards.language import CHINESE
-from telemetry import names
+from telemetry import canary_report, names
 from tests.pages.opening import APP
 
 
@@ -52,6 +52,8 @@ def said_from_tables() -> Iterator[str]:
     yield from under_way.GAUGES.values()
     yield from traces._FACTS.values()
     yield from traffic.LENGTHS.values()
+    yield from canary_report.PLACES.values()
+    yield from (canary_report.SAME, canary_report.NUMERIC, canary_report.BROKEN)
     yield from ("memory", "compute", "overhead", "half or more", "less than half", "milliseconds", "seconds")
     for node in ast.walk(ast.parse(Path(one_request.__file__).read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Seen":

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import html
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.big_bundle import REPLICAS, write_bundle
-from dashboards import markup, oncall, palette, report
+from dashboards import markup, oncall, palette
 from dashboards.facts import changed, judged_anew, one_request, pairs, timeline, who
 from dashboards.figures import change
 from dashboards.source import open_source
-from telemetry import canary_report, names, slo
+from telemetry import names, slo
 from telemetry.bundle import Bundle
-from telemetry.canary_report import CanaryReport
 from telemetry.compare import compare
 from telemetry.compare.sides import write_group
 from telemetry.explain import explain
@@ -24,20 +20,6 @@ from telemetry.explain.text import headline
 from telemetry.summary import Summary, format_seconds, summarize
 from tests.bundles import TARGET, answered_row, dropped_row, make_bundle
 from tests.pages.opening import PAGES, open_page, text_of, tile
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two runs of one trace: an older one at half the load, and one with a surge, drops and wrong answers."""
-    folder = tmp_path_factory.mktemp("runs")
-    for number, (load, seed) in enumerate(((0.5, 4), (0.9, 3)), start=1):
-        made_at = write_bundle(folder, 1_500, seed, load).path
-        path = made_at.rename(folder / f"20260101-00000{number}-aaaa")
-        manifest = json.loads((path / "manifest.json").read_text()) | {"run_id": path.name}
-        (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAILSPAN_RUNS", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -265,30 +247,6 @@ def test_quality_does_not_call_unchecked_answers_right(root: Path, summary: Summ
     assert f"**{summary.labels[names.WRONG]:,} of" in text
     assert "No answer was verified in depth" in text
     assert "This run sent no canaries" in text
-
-
-def test_quality_and_the_report_show_what_mixed_canaries_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [answered_row(k, 1.0 + k, canary_kind="golden" if k % 2 else None) for k in range(20)]
-    bundle = made(tmp_path, rows)
-    evil = "http://<b>replica</b>"
-    counted = {"same": 4, "numeric drift": 1, "broken": 2}
-    found = CanaryReport(
-        "broken",
-        (("broken", "cache", "asked alone, none of 2 changes at first: the prefix cache"), ("same", "drift", "fine")),
-        {"place": {"hit": counted, "miss": {"same": 3}}, "replica": {evil: counted}},
-    )
-    (bundle.path / canary_report.FILE).write_text(json.dumps(found.to_dict()))
-    monkeypatch.setenv("TAILSPAN_RUNS", str(tmp_path))
-    page = text_of(open_page("quality", run=bundle.run_id))
-    mailed = html.unescape(report.render(bundle.path))
-    for text in (page, mailed):
-        assert "broken" in text and all(said in text for _, _, said in found.findings)
-        for side in (*(canary_report.PLACES[place] for place in ("hit", "miss")), evil):
-            assert side in text
-    assert "<b>replica" not in report.render(bundle.path)
-    plain = made(tmp_path, rows)
-    assert "Verdict on them" not in text_of(open_page("quality", run=plain.run_id))
-    assert "<h2>Canaries</h2>" in report.render(bundle.path) and "<h2>Canaries</h2>" not in report.render(plain.path)
 
 
 def test_traces_tell_the_traffic(root: Path, summary: Summary) -> None:

@@ -78,7 +78,8 @@ class Grafana:
 
         parts = checked_grafana(url)
         prefix = parts.path.strip("/")
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        name = parts.hostname or ""
+        host = f"[{name}]" if ":" in name else name
         self.url = url.rstrip("/")
         self._face = GrafanaFace(
             token,

@@ -122,7 +122,6 @@ def _validity(bundle: Bundle, slo: Slo) -> tuple[bool, tuple[str, ...]]:
 
 def _ints(table: pa.Table, name: str) -> Ints:
     column = table.column(name)
-    if column.null_count:
-        return np.nan_to_num(column.cast(pa.float64()).to_numpy(), nan=-1.0).astype(np.int64)
-    values: Ints = column.to_numpy().astype(np.int64)
+    known = column if not column.null_count else column.cast(pa.float64())  # null is NaN there; exact up to 2^53
+    values: Ints = np.nan_to_num(known.to_numpy(), nan=-1).astype(np.int64)
     return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -174,9 +174,10 @@ def _difference_of_loads(one: Facts, two: Facts) -> str | None:
     x, y = one.load.get("trace"), two.load.get("trace")
     if x and y and x != y:
         return f"another trace (sha256 {str(x)[:12]} and {str(y)[:12]})"
-    if np.array_equal(one.index, two.index):
-        common, at, there = one.index, slice(None), slice(None)
-    else:
+    common = one.index
+    at: npt.NDArray[Any] | slice = slice(None)
+    there: npt.NDArray[Any] | slice = slice(None)
+    if not np.array_equal(one.index, two.index):
         common, at, there = np.intersect1d(one.index, two.index, assume_unique=False, return_indices=True)
     if len(common) < 0.98 * max(len(one), len(two)):  # invalid ones are missing on one side alone
         return f"{len(one):,} and {len(two):,} requests, {len(common):,} of them with the same index"
@@ -251,7 +252,7 @@ def _effect(
                       pairs)  # fmt: skip
     open_ended = relative and not (np.isfinite(a).all() and np.isfinite(b).all())
     ends = [float(values[place]) for values in (tested.mean, tested.low, tested.high)]
-    verdict = judge(*ends, relative, tolerance)
+    verdict = judge(ends[0], ends[1], ends[2], relative, tolerance)
     mean: float | None
     low: float | None
     high: float | None

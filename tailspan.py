@@ -26,6 +26,7 @@ from loadgen.watch.commands import watch_command
 from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
+from models.strict_command import made_strict
 from telemetry.commands import app as runs_app
 from telemetry.compare_command import compare_command
 from telemetry.explain_command import explain_with
@@ -33,6 +34,7 @@ from telemetry.floor_command import floor_command
 from telemetry.gate_command import gate_command
 from telemetry.names import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from telemetry.slo_commands import app as slo_app
+from telemetry.standard_streams import StandardStreams
 
 if TYPE_CHECKING:
     from telemetry.twin import Twin
@@ -73,6 +75,7 @@ app.add_typer(traces, name="traces")
 app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 app.add_typer(slo_app, name="slo")
+made_strict(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -92,7 +95,15 @@ def _root(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns its exit code.  Only an internal error shows a traceback."""
+    """Run one command; returns its exit code.  arguments None: those of this process, whose streams are taken over."""
+    if arguments is not None:
+        return _run(arguments)
+    streams = StandardStreams()
+    return streams.finish(_run(None))
+
+
+def _run(arguments: list[str] | None) -> int:
+    """Only an internal error shows a traceback."""
     try:
         result = app(args=arguments, prog_name="tailspan", standalone_mode=False)
     except UserError as error:
@@ -110,8 +121,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return EXIT_OK  # the reader of our output has had enough
     except Exception as error:
         traceback.print_exc()
         print(f"error: internal: {type(error).__name__}: {error}", file=sys.stderr)

@@ -43,7 +43,9 @@ def page_command(
     import os
 
     from dashboards import stack
+    from models.addresses import checked_host
 
+    checked_host(host, "--host")
     argv = stack.page_argv(port, host)
     os.execve(argv[0], argv, {**os.environ, **stack.child_env()})
 

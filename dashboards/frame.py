@@ -82,7 +82,7 @@ def page_file(name: str) -> Path:
     return Path(__file__).parent / "pages" / f"{name}.py"
 
 
-def link(page: str, label: str, **own: object) -> None:
+def link(page: str, label: str, /, **own: object) -> None:
     """A link to another page on the same run, with that page's values."""
     st.page_link(page_file(page), label=label, query_params=parameters(**own))
 

@@ -22,6 +22,7 @@ from models.errors import UserError
 from telemetry import latency, layer_text, names
 from telemetry.bundle import Bundle
 from telemetry.burn_rate import strongest
+from telemetry.canary_report import BROKEN, NUMERIC, PLACES, SAME
 from telemetry.judged import Judged, mark_of
 from telemetry.latency import Population
 from telemetry.objective import HELD, UNDECIDED
@@ -67,6 +68,7 @@ def render(path: Path, policy: Slo | None = None) -> str:
         _tiles(summary),
         *_section("What was asked", _objectives(summary), _joined(summary), _alerts(summary)),
         *_section("Where to look", _where(summary)),
+        *_section("Canaries", _canaries(summary)),
         *_section("Outcomes over the offered load", _legend_labels(), svg.outcomes_over_load(seen.outcomes, seen.load)),
         *_section("How long it took, from the intended send", *_latency(summary, population, seen.bin_s)),
         *_section("Where the time goes", *_phases(seen)),
@@ -142,6 +144,20 @@ def _where(summary: Summary) -> str:
     ]
     said = layer_text.rest(summary.where)
     return f"<ul>{''.join(items)}</ul>" + (f'<p class="soft">{escape(said)}</p>' if said else "")
+
+
+def _canaries(summary: Summary) -> str:
+    """The verdict on the canaries that were mixed into the load, and the sides of their pairs."""
+    report = summary.canary_report
+    if report is None:
+        return ""
+    items = "".join(f"<li>{escape(said)}</li>" for said in report.sentences)
+    rows = [
+        (PLACES.get(side, side) if kind == "place" else side, *(f"{n:,}" for n in counted))
+        for kind, side, counted in report.counts
+    ]
+    table = _table(("goldens", SAME, NUMERIC, BROKEN), rows) if rows else ""
+    return f"<p><b>{escape(report.verdict)}</b></p><ul>{items}</ul>{table}"
 
 
 def _latency(summary: Summary, population: Population, bin_s: float) -> Iterable[str]:

@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from engine.server.logs import set_up
+from models.addresses import checked_host
 from models.errors import UserError
+from telemetry.forward import checked_collector
 
 
 def serve_command(
@@ -105,6 +107,9 @@ def serve_command(
 ) -> None:
     """Serve a model over OpenAI's HTTP API, with the phases of every request."""
     set_up(log_level, log_format)
+    checked_host(host, "--host")
+    if not no_spans:
+        checked_collector(otlp_endpoint, "--otlp-endpoint")
     from engine.server.api_key import key_from_environment
 
     api_key = key_from_environment(api_key_env) if api_key_env is not None else None

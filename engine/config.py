@@ -101,12 +101,20 @@ class EngineConfig:
             )
         if self.max_predicted_ttft is not None and not self.max_predicted_ttft > 0:
             raise UserError(
-                f"max_predicted_ttft is {self.max_predicted_ttft}, but must be above 0", where="engine configuration"
+                f"max_predicted_ttft is {self.max_predicted_ttft}, but must be above 0",
+                where="engine configuration",
+                remedy="give --max-predicted-ttft seconds, or leave it out",
             )
         if self.check_every < 0:
-            raise UserError(f"check_every is {self.check_every}, but must be at least 0", where="engine configuration")
+            raise UserError(
+                f"check_every is {self.check_every}, but must be at least 0",
+                where="engine configuration",
+                remedy="give --check-every 0 (only when idle) or more",
+            )
         if not 0 <= self.shadow <= 1:
-            raise UserError(f"shadow {self.shadow} is outside 0..1", where="engine configuration")
+            raise UserError(
+                f"shadow {self.shadow} is outside 0..1", where="engine configuration", remedy="give --shadow 0 to 1"
+            )
 
     def _check_backend(self) -> None:
         if self.backend not in BACKENDS:

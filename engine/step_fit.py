@@ -29,6 +29,7 @@ from engine.step_load import StepLoad
 from engine.step_model import Noise
 from engine.steplog import StepRecord
 from models.errors import UserError
+from models.wording import several
 from telemetry.least_squares import robust, spread
 
 FEATURES: Final = ("step", "tokens_8", "tokens_32", "prefill_tokens", "decode_seqs", "context_tokens", "attended")
@@ -113,7 +114,7 @@ def fit(steps: Sequence[Step | StepRecord], about: str) -> StepFit:
     """Fit a step log.  Raises UserError when it is too short or says nothing of what the steps did."""
     if len(steps) < LEAST_STEPS:
         raise UserError(
-            f"{len(steps)} steps are too few for a fit, which needs {LEAST_STEPS}",
+            f"{several(len(steps), 'step is', 'steps are')} too few for a fit, which needs {LEAST_STEPS}",
             where="step log",
             remedy="run longer, or with more requests",
         )

@@ -30,6 +30,7 @@ from loadgen.traces.trace import Trace
 from loadgen.transforms import Transforms
 from loadgen.way import DIRECT, Way
 from models.errors import UserError
+from models.wording import several
 
 BUDGET_S: Final = 15.0  # what the probe aims at
 LIMIT_S: Final = 60.0  # after which it gives up: a machine may be busy, and a slow target is measured all the same
@@ -99,7 +100,7 @@ class Fit:
         text = (
             f"measured {self.speed.prefill_per_s:,.0f} token/s prefill, {self.speed.decode_per_s:,.0f} token/s decode "
             f"at batch {self.speed.batch} in {self.speed.probe_s:.1f} s; for {self.asked:.0%} of that: rate x "
-            f"{self.rate_scale:.3g}, lengths x {self.length_scale:.3g} ({self.requests} requests)"
+            f"{self.rate_scale:.3g}, lengths x {self.length_scale:.3g} ({several(self.requests, 'request')})"
         )
         if self.predicted > self.asked * 1.1:
             text += f"; the least load that makes {ENOUGH} requests is more, about {self.predicted:.0%}"
@@ -206,6 +207,14 @@ def utilisation(schedule: Schedule, speed: Speed) -> float:
     return float(seconds) / schedule.length_s
 
 
+def checked_share(share: float) -> None:
+    """Raises UserError for what is no utilisation to fit a load to."""
+    if not 0 < share <= 20:
+        raise UserError(
+            f"{share:g} is not a utilisation", where="--fit", remedy="give a share such as 0.5 (above 1: overload)"
+        )
+
+
 def fit(
     trace: Trace,
     asked: Transforms,
@@ -216,10 +225,7 @@ def fit(
     length: float | None = None,
 ) -> Fit:
     """Choose the scales for this share of the target.  rate, length: a scale that the user has fixed already."""
-    if not 0 < share <= 20:
-        raise UserError(
-            f"{share:g} is not a utilisation", where="--fit", remedy="give a share such as 0.5 (above 1: overload)"
-        )
+    checked_share(share)
 
     def at(rate_scale: float, length_scale: float) -> Schedule:
         return build(trace, replace(asked, rate_scale=rate_scale, length_scale=length_scale))

@@ -26,6 +26,7 @@ from loadgen.traces.commands import (
     choices_of,
 )
 from models.errors import UserError
+from models.wording import several
 
 if TYPE_CHECKING:
     from loadgen.options import Options
@@ -298,7 +299,7 @@ def print_plan(prepared: Prepared, *, as_json: bool) -> None:
         print(
             "  ".join([f"{record['name']:<12}", *(f"{key} {value}" for key, value in record.items() if key != "name")])
         )
-    print(f"\nthe first {len(first)} of {len(prepared.schedule):,} requests to {', '.join(plan.targets)}:")
+    print(f"\nthe first {len(first)} of {several(len(prepared.schedule), 'request')} to {', '.join(plan.targets)}:")
     for call in first:
         text = prompt_text(json.loads(call.body))
         lengths = f"in {call.input_tokens:>6,}  out {call.expected_output_tokens:>5,}  {call.klass}"

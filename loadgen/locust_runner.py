@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
+from models.addresses import is_host
 from models.errors import UserError
 
 LOCUSTFILE: Final = Path(__file__).parent / "control" / "locustfile.py"
@@ -39,7 +40,7 @@ def free_port() -> int:
 def address_of(text: str, where: str) -> tuple[str, int]:
     """HOST:PORT.  Raises UserError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not is_host(host) or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(f"{text!r} is no HOST:PORT", where=where, remedy="write for example 10.0.0.1:5557")
     return host, int(port)
 

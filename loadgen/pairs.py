@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from loadgen.options import Options
 from loadgen.plan import checked_targets
 from models.errors import UserError
+from models.wording import several
 from telemetry.compare.max_t import LEAST_FLIPPED
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Pairs:
         self.most = options.repeats if options.repeats > 1 or find is None else MOST
         if find is not None and self.most < LEAST_FLIPPED:
             raise UserError(
-                f"{self.most} pairs at most, but {LEAST_FLIPPED} are the least that can be tested exactly",
+                f"{several(self.most, 'pair')} at most, but {LEAST_FLIPPED} are the least that can be tested exactly",
                 where="--repeats",
                 remedy=f"leave it out, or give {LEAST_FLIPPED} or more",
             )

@@ -13,7 +13,6 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from loadgen.arrivals import ArrivalModel
 from loadgen.bodies import CHAT, COMPLETIONS, Sampling
@@ -27,6 +26,7 @@ from loadgen.schedule import Schedule, build
 from loadgen.traces import registry
 from loadgen.traces.trace import Choices
 from loadgen.transforms import Transforms
+from models.addresses import http_url
 from models.errors import UserError
 from models.store import Reference, load_reference
 
@@ -219,14 +219,8 @@ def checked_targets(text: str, where: str = "--target") -> tuple[str, ...]:
     """Base URLs, split at commas, without a trailing slash.  where: the option that gave them.  Raises UserError."""
     targets = []
     for part in (piece.strip() for piece in text.split(",")):
-        url = urlsplit(part)
         remedy = f"write {where} http://127.0.0.1:8000 (several: separate by commas)"
-        try:
-            port_fits = url.port is None or url.port > 0
-        except ValueError:
-            port_fits = False
-        if url.scheme not in ("http", "https") or not url.hostname or not port_fits:
-            raise UserError(f"{part!r} is not an http(s) address", where=where, remedy=remedy)
+        url = http_url(part, where, remedy=remedy)
         if url.username or url.password or url.query or url.fragment:
             raise UserError(
                 "the address holds a user, a query or a fragment",

@@ -18,6 +18,7 @@ from loadgen.bodies import APIS, CHAT
 from loadgen.calls import sampling_ratio
 from loadgen.canaries.before import planned
 from loadgen.canaries.file import CanaryFile
+from loadgen.canaries.mixed import checked_share
 from loadgen.job import SendSettings
 from loadgen.locust_runner import address_of, checked_network
 from loadgen.options import CANARY_SHARE, Options
@@ -37,10 +38,14 @@ from loadgen.traces import find, registry
 from loadgen.traces.trace import Trace
 from loadgen.transforms import Transforms, check
 from loadgen.way import checked_proxy
+from models.addresses import checked_host
 from models.errors import UserError
 from models.store import Reference, load_reference
+from models.wording import several
 from telemetry import slo
 from telemetry.forward import checked_collector
+
+LONGEST_LINGER_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -220,14 +225,23 @@ def checked_sending(options: Options) -> None:
         checked_collector(options.forward_spans, "--forward-spans")
     if options.api not in APIS:
         raise UserError(f"{options.api!r} is no API", where="--api", remedy=remedy)
+    if options.fit is not None:
+        calibrate.checked_share(options.fit)
     if options.fit is not None and options.api != CHAT:
         raise UserError("the probe speaks the chat API alone", where="--fit", remedy="give the scales yourself")
     if options.proxy is not None:
         checked_proxy(options.proxy)
+    checked_host(options.listen, "--listen")
+    if not 0 <= options.linger_s <= LONGEST_LINGER_S:
+        remedy = f"give seconds from 0 to {LONGEST_LINGER_S:g}"
+        raise UserError(f"{options.linger_s:g} is no time to stay", where="--linger", remedy=remedy)
+    bind = address_of(options.bind, "--bind")
     if options.remote_workers:
-        checked_network(address_of(options.bind, "--bind")[0], "--bind", options.unencrypted)
+        checked_network(bind[0], "--bind", options.unencrypted)
         if any(one.file is not None for one in options.classes):
             raise UserError("prompts of a file stay on this machine", where="--remote-workers", remedy="leave one out")
+    if options.canaries is not None:
+        checked_share(options.canary_share)
     if options.canaries is None and options.canary_share != CANARY_SHARE:
         raise UserError("no canaries are named", where="--canary-share", remedy="add --canaries FILE, or leave it out")
     if not 1 <= options.repeats <= 1000:
@@ -270,7 +284,7 @@ def model_reference(text: str) -> str:
 def load_sentence(schedule: Schedule) -> str:
     """One line: what will be sent."""
     parts = [
-        f"{len(schedule):,} requests in {schedule.length_s:.1f} s ({schedule.rate_per_s:.2f}/s)",
+        f"{several(len(schedule), 'request')} in {schedule.length_s:.1f} s ({schedule.rate_per_s:.2f}/s)",
         f"input mean {schedule.input_tokens.mean():.1f} max {schedule.input_tokens.max():,}",
         f"output mean {schedule.output_tokens.mean():.1f} max {schedule.output_tokens.max():,}",
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rich.console import Console
@@ -55,6 +55,22 @@ class Totals:
             total.cpu_ratio = max(total.cpu_ratio, report.get("cpu_ratio") or 0.0)
         return total
 
+    def when_ended(self, ended: int) -> Totals:
+        """The totals of the moment at which ``ended`` requests had ended.
+
+        The rows of the parts are read after the reports were made, so that more may have ended than a report knows:
+        those were in flight at that time, or were sent since.  Beside counts of rows, these are of the same moment.
+        """
+        newer = max(0, ended - self.done)
+        sent = self.sent + max(0, newer - self.inflight)
+        return replace(
+            self,
+            due=max(self.due, sent),
+            sent=sent,
+            done=self.done + newer,
+            inflight=max(0, self.inflight - newer),
+        )
+
 
 class Progress:
     """Draws until close().  scheduled: requests in all; length_s: of the schedule."""
@@ -70,8 +86,8 @@ class Progress:
             self._live.start()
 
     def show(self, totals: Totals, labels: Mapping[str, int], note: str = "") -> None:
-        """Draw these totals; labels: requests by verdict so far."""
-        line = self.line(totals, labels, note)
+        """Draw these totals; labels: requests by verdict so far, which may have been counted later."""
+        line = self.line(totals.when_ended(sum(labels.values())), labels, note)
         if self._drawing:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._printed >= PLAIN_S:

@@ -117,8 +117,10 @@ def run(
         if watch is not None and watch.alarm is not None and watch.alarm not in alarmed:
             alarmed.append(watch.alarm)
             progress.say(f"canaries: {watch.alarm} after {watch.broken.seen} of them: {watch.findings()[0].said}")
-        fleet.command(cmd="live", text=live.exposition(totals).decode(), rows=live.table())
-        return live.labels
+        labels = live.labels
+        text = live.exposition(totals.when_ended(sum(labels.values())))
+        fleet.command(cmd="live", text=text.decode(), rows=live.table())
+        return labels
 
     before = newest_steps(plan.targets, settings.headers, settings.way)
     interrupts = Interrupts()

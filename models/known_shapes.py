@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.errors import UserError, did_you_mean
+from models.known import KNOWN
 from models.shape import ModelShape
 
 _LLAMA3: Final[dict[str, Any]] = {
@@ -144,6 +145,18 @@ SHAPES: Final = {
         ),
     )
 }
+
+
+def only_a_shape(ref: str) -> UserError | None:
+    """The error for a model whose shape is known and whose weights are not; None for any other."""
+    if ref.lower() not in SHAPES or ref.lower() in KNOWN:
+        return None
+    return UserError(
+        f"of {ref!r} the shape is known, not the weights: only --backend simulated has it",
+        where="model",
+        remedy=f"--backend simulated --device h100 --model {ref.lower()}; to compute it, give the path of its "
+        "safetensors folder or .gguf file",
+    )
 
 
 def find_shape(ref: str) -> KnownShape:

@@ -20,6 +20,7 @@ from models.convert import convert
 from models.errors import UserError
 from models.fetch import RefusedError, fetch
 from models.known import KNOWN, KnownModel
+from models.known_shapes import only_a_shape
 
 
 def say(line: str) -> None:
@@ -34,6 +35,8 @@ def pull(name: str, progress: Callable[[str], None] = say) -> Path:
     """
     model = KNOWN.get(name)
     if model is None:
+        if (simulated := only_a_shape(name)) is not None:
+            raise simulated
         raise UserError(f"no model is known as {name!r}", where="model", remedy=f"known models: {', '.join(KNOWN)}")
     downloads = cache_dir() / "downloads"
 

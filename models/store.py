@@ -18,6 +18,7 @@ from models.convert import ORIGIN, VERSION, convert
 from models.errors import UserError, did_you_mean
 from models.file_kind import first_bytes, read_json
 from models.known import KNOWN
+from models.known_shapes import only_a_shape
 from models.pull import pull, say
 from models.safetensors_folder import Weights, weight_files
 from models.shape import ModelShape
@@ -63,6 +64,8 @@ def resolve(ref: str, progress: Callable[[str], None] = say) -> Path:
         return path
     if path.exists() or path.suffix == ".gguf":
         return _converted(path, progress)
+    if (simulated := only_a_shape(ref)) is not None:
+        raise simulated
     raise UserError(
         f"no model is known as {ref!r}, and there is no such file or folder",
         where="model",

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from models.errors import UserError
+from models.errors import UserError, did_you_mean
+from models.wording import several
 from telemetry import names
-from telemetry.bundle import COMPLETE, Bundle, runs_root
+from telemetry.bundle import COMPLETE, Bundle, NoSuchRun, list_runs, runs_root
 from telemetry.parts import write_atomically
 
 FOLDER: Final = "baselines"
@@ -48,7 +49,7 @@ class Load:
         if self.trace_sha256 != other.trace_sha256:
             found.append(f"another trace (sha256 {other.trace_sha256[:12] or 'unknown'}, not {self.trace_sha256[:12]})")
         if self.scheduled != other.scheduled:
-            found.append(f"{other.scheduled} requests, not {self.scheduled}")
+            found.append(f"{several(other.scheduled, 'request')}, not {self.scheduled}")
         if self.length_s and other.length_s and abs(self.length_s - other.length_s) > LENGTH_TOLERANCE * self.length_s:
             found.append(f"over {other.length_s:.1f} s, not {self.length_s:.1f} s")
         return found
@@ -93,18 +94,22 @@ def set_baseline(name: str, runs: Sequence[str], root: Path | None = None, *, ad
     return kept
 
 
-def resolve_baseline(name: str, root: Path | None = None) -> list[Bundle]:
-    """The bundles that a baseline's name, or a run's id or path, stands for.  UserError where there is none."""
+def resolve_baseline(name: str, root: Path | None = None, where: str = "--baseline") -> list[Bundle]:
+    """The bundles that a baseline's name, or a run's id or path, stands for.
+
+    where: the option or the command that the name was given to.  UserError where there is none.
+    """
     path = _file(name, root) if _NAME.fullmatch(name) else None
     if path is None or not path.is_file():
         try:
             return [Bundle.open(name, root)]
-        except UserError as problem:
-            known = ", ".join(list_baselines(root)) or "none"
-            raise UserError(
-                f"no baseline and no run {name!r}; baselines: {known}",
-                where="--baseline",
-                remedy="set one: tailspan runs baseline set NAME RUN",
+        except NoSuchRun as problem:
+            known, ids = sorted(list_baselines(root)), [path.name for path in list_runs(root)]
+            raise NoSuchRun(
+                f"no baseline and no run {name!r}; baselines: {', '.join(known) or 'none'}; newest runs: "
+                f"{', '.join(ids[:3]) or 'none'}",
+                where=where,
+                remedy=f"{did_you_mean(name, (*known, *ids))}tailspan runs list, tailspan runs baseline list",
             ) from problem
     found = []
     for run_id in _ids(path):
@@ -130,10 +135,16 @@ def require_same_load(runs: Sequence[Bundle], load: Load, name: str | None) -> N
             )
 
 
-def list_baselines(root: Path | None = None) -> dict[str, list[str]]:
-    """Name to run ids."""
-    folder = (root if root is not None else runs_root()) / FOLDER
-    return {path.stem: list(_ids(path)) for path in sorted(folder.glob("*.json"))}
+def list_baselines(root: Path | None = None, broken: list[UserError] | None = None) -> dict[str, list[str]]:
+    """Name to run ids.  A file that cannot be read is left out; why goes into ``broken``."""
+    found = {}
+    for path in sorted(((root if root is not None else runs_root()) / FOLDER).glob("*.json")):
+        try:
+            found[path.stem] = list(_ids(path))
+        except UserError as problem:
+            if broken is not None:
+                broken.append(problem)
+    return found
 
 
 def remove_baseline(name: str, root: Path | None = None) -> None:
@@ -158,5 +169,7 @@ def _ids(path: Path) -> list[str]:
         if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
             raise ValueError("no runs")
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"cannot be read: {problem}", where=str(path), remedy="set it anew") from problem
+        why = problem.strerror if isinstance(problem, OSError) else f"no list of runs: {problem}"
+        remedy = f"set it anew: tailspan runs baseline set {path.stem} RUN; or delete the file"
+        raise UserError(f"cannot be read: {why}", where=str(path), remedy=remedy) from problem
     return found

@@ -25,13 +25,16 @@ import pyarrow.parquet as pq
 
 from models.errors import UserError
 from telemetry import hard_checks, outcomes, validity
-from telemetry.parts import PartWriter, TableRead, compact, read_table, write_atomically
+from telemetry.part_writer import PartWriter
+from telemetry.parts import TableRead, compact, read_table, write_atomically
+from telemetry.run_folders import ID_TIME, MANIFEST, NoSuchRun, age, list_runs, newest, resolve, runs_root
 from telemetry.schema import SCHEMA_VERSION, TABLES
 from telemetry.slo import Slo, of_manifest
 
-__all__ = ["Bundle", "PartWriter", "age", "list_runs", "newest", "resolve", "runs_root"]
+__all__ = [
+    "MANIFEST", "Bundle", "NoSuchRun", "PartWriter", "age", "list_runs", "newest", "resolve", "runs_root",
+]  # fmt: skip
 
-MANIFEST: Final = "manifest.json"
 RUNNING: Final = "running"
 COMPLETE: Final = "complete"
 INCOMPLETE: Final = "incomplete"
@@ -61,7 +64,7 @@ class Bundle:
         """A new bundle under ``root`` (default: the runs root) with status "running"; fields go into its manifest."""
         parent = Path(root) if root is not None else runs_root()
         for _ in range(16):
-            run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            run_id = f"{time.strftime(ID_TIME)}-{secrets.token_hex(2)}"
             path = parent / run_id
             try:
                 path.mkdir(parents=True)
@@ -155,14 +158,15 @@ class Bundle:
                 done = compact(self.path / name, schema, of_requests if name == "requests" else None) or done
         return done
 
-    def verdicts(self, slo: Slo) -> pa.Table:
-        """The verdicts under an SLO (schema outcomes.VERDICTS); kept beside the facts once the run is over."""
+    def verdicts(self, slo: Slo, columns: Sequence[str] | None = None) -> pa.Table:
+        """The verdicts under an SLO (schema outcomes.VERDICTS, or the columns named); kept beside the facts once the
+        run is over."""
         cache = self.path / f"verdicts-{slo.hash[:12]}.parquet"
         basis = self._basis()
         if self.status != RUNNING and cache.is_file():
             with pq.ParquetFile(cache) as file:
                 if (file.metadata.metadata or {}).get(_BASIS_KEY) == basis:
-                    return file.read()
+                    return file.read(columns=columns)
         table = outcomes.judge(
             self.table("requests", outcomes.columns(slo)),
             slo,
@@ -176,7 +180,7 @@ class Bundle:
             sink = pa.BufferOutputStream()
             pq.write_table(table.replace_schema_metadata({_BASIS_KEY: basis}), sink, compression="zstd")
             write_atomically(cache, sink.getvalue().to_pybytes())
-        return table
+        return table if columns is None else table.select(columns)
 
     def add_checks(self, name: str, table: pa.Table) -> None:
         """Keep what a check found of answers (schema outcomes.CHECKS), beside the facts, in place of its last finding.
@@ -276,65 +280,6 @@ def _with_texts_dropped(rows: pa.Table, keep: str) -> pa.Table:
         kept = pc.or_(pc.and_(complete, wrong), pc.is_valid(rows.column("canary_kind")))
         return rows.set_column(position, "text", pc.if_else(kept, rows.column("text"), None))
     return rows.set_column(position, "text", nulls)
-
-
-# --- finding bundles -------------------------------------------------------------------------------------------------
-
-
-def runs_root() -> Path:
-    """$TAILSPAN_RUNS, else ``runs`` in the working directory."""
-    return Path(os.environ.get("TAILSPAN_RUNS") or "runs")
-
-
-def list_runs(root: Path | str | None = None) -> list[Path]:
-    """The bundles under a root, newest first."""
-    parent = Path(root) if root is not None else runs_root()
-    if not parent.is_dir():
-        return []
-    # The id starts with the time to the second; the manifest tells two of the same second apart.
-    return sorted((path.parent for path in parent.glob(f"*/{MANIFEST}")), key=age, reverse=True)
-
-
-def newest(root: Path | str | None = None) -> Path | None:
-    """The newest bundle under a root, None when there is none."""
-    runs = list_runs(root)
-    return runs[0] if runs else None
-
-
-def resolve(reference: Path | str, root: Path | str | None = None) -> Path:
-    """The folder of a bundle from its path, its id, a unique prefix of its id, or ``latest``."""
-    parent = Path(root) if root is not None else runs_root()
-    text = str(reference)
-    if text == "latest":
-        if (path := newest(parent)) is not None:
-            return path
-        raise UserError("no run yet", where=str(parent), remedy="make one: tailspan demo, or tailspan run --help")
-    for path in (Path(text), parent / text):
-        if text and (path / MANIFEST).is_file():
-            return path
-    found = [path for path in list_runs(parent) if text and path.name.startswith(text)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(path.name for path in found[:6])
-        raise UserError(f"{text!r} is the start of {len(found)} run ids: {names}", remedy="give more of the id")
-    if os.sep in text and Path(text).exists():
-        raise UserError(f"no run bundle: there is no {MANIFEST} in it", where=text, remedy="tailspan runs list")
-    recent = ", ".join(path.name for path in list_runs(parent)[:3]) or "none"
-    raise UserError(
-        f"no run bundle {text!r} (a bundle is a folder with a {MANIFEST}); newest runs: {recent}",
-        where=str(parent),
-        remedy="tailspan runs list",
-    )
-
-
-def age(path: Path) -> tuple[str, int]:
-    """What bundles are ordered by, the older first: the second in the id, then the time in the manifest."""
-    try:
-        created = json.loads((path / MANIFEST).read_bytes()).get("created_unix_ns", 0)
-    except (OSError, ValueError):
-        created = 0
-    return path.name[:15], int(created)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -16,6 +16,13 @@ from telemetry import names
 FILE: Final = "canaries.json"
 BROKEN: Final = "broken"
 NUMERIC: Final = "numeric drift"
+SAME: Final = "same"
+#: How a golden was asked, which pairs are made of.
+PLACES: Final = {
+    "miss": "streamed, not in the prefix cache",
+    "hit": "streamed, from the prefix cache",
+    "plain": "not streamed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,15 @@ class CanaryReport:
     def to_dict(self) -> dict[str, Any]:
         findings = [dict(zip(("verdict", "kind", "said"), one, strict=True)) for one in self.findings]
         return {"verdict": self.verdict, "findings": findings, "pairs": self.pairs}
+
+    @property
+    def counts(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """The sides of the pairs: "place" or "replica", which one, and how many goldens were same, drifted, broken."""
+        return [
+            (kind, side, tuple(int(found.get(verdict, 0)) for verdict in (SAME, NUMERIC, BROKEN)))
+            for kind in ("place", "replica")
+            for side, found in (self.pairs.get(kind) or {}).items()
+        ]
 
     @property
     def exit_code(self) -> int:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from models.errors import UserError
+from models.wording import several
 from telemetry import names, outcomes
 from telemetry.adapters.registry import of_manifest
 from telemetry.bundle import COMPLETE, RUNNING, Bundle
@@ -75,7 +76,7 @@ def _files(bundle: Bundle) -> Iterator[Finding]:
             continue
         torn = read.torn_bytes
         loose = [part.path.name for part in read.parts if part.path.suffix == ".arrow"]
-        message = f"{name}: {read.table.num_rows} rows in {len(read.parts)} files"
+        message = f"{name}: {several(read.table.num_rows, 'row')} in {several(len(read.parts), 'file')}"
         yield Finding("readable", True, message)
         if torn and bundle.status == COMPLETE and not bundle.closing():
             yield Finding(
@@ -86,7 +87,7 @@ def _files(bundle: Bundle) -> Iterator[Finding]:
         if loose and bundle.status != RUNNING:
             closing = bundle.closing()
             told = ", its writer is still closing it" if closing else ""
-            message = f"{name}: {len(loose)} parts are not gathered yet{told}"
+            message = f"{name}: {several(len(loose), 'part is', 'parts are')} not gathered yet{told}"
             yield Finding("compacted", closing, message, remedy=None if closing else repair)
     if bundle.status == RUNNING and not bundle.writer_near():
         yield Finding("ended", True, f"running, as its writer on {bundle.manifest['writer']['host']} says")
@@ -100,9 +101,12 @@ def _indices(requests: pa.Table, scheduled: int) -> Finding:
     twice = unique[count > 1]
     outside = unique[(unique < 0) | (unique >= scheduled)]
     bad = np.concatenate([twice, outside])
-    message = f"{len(index)} rows, each of another request of the {scheduled} scheduled"
+    message = f"{several(len(index), 'row')}, each of another request of the {scheduled} scheduled"
     if len(bad):
-        message = f"{len(twice)} requests have several rows, {len(outside)} rows are outside the schedule"
+        message = (
+            f"{several(len(twice), 'request has', 'requests have')} several rows, "
+            f"{several(len(outside), 'row is', 'rows are')} outside the schedule"
+        )
     return Finding("indices", not len(bad), message, _examples(bad))
 
 
@@ -142,7 +146,9 @@ def _moments(requests: pa.Table) -> Finding:
         bad |= moment < latest - 1e-6  # false for NaN
         latest = np.fmax(latest, moment)
     message = (
-        f"the moments of {len(bad)} rows are in order" if not bad.any() else f"{int(bad.sum())} rows go back in time"
+        f"the moments of {several(len(bad), 'row')} are in order"
+        if not bad.any()
+        else f"{several(int(bad.sum()), 'row goes', 'rows go')} back in time"
     )
     return Finding("moments", not bad.any(), message, _rows(requests, bad))
 
@@ -181,7 +187,8 @@ def _phases(answered: pa.Table, ours: set[str], others: set[str]) -> Iterator[Fi
     yield Finding(
         "phase sums",
         not off.any(),
-        f"{int(complete.sum())} rows sum to the server's duration within {worst * 1e3:.6f} ms (1 ms allowed)",
+        f"{several(int(complete.sum()), 'row sums', 'rows sum')} to the server's duration "
+        f"within {worst * 1e3:.6f} ms (1 ms allowed)",
         _rows(answered, off),
     )
     network = _floats(answered, "end_s") - _floats(answered, "sent_s") - duration
@@ -203,7 +210,11 @@ def _spans(bundle: Bundle, requests: pa.Table, answered: pa.Table) -> Iterator[F
         yield Finding("spans", True, "no request was sampled")
         return
     if not (bundle.path / "spans").is_dir():
-        yield Finding("spans", True, f"{len(sampled)} requests were sampled; their spans went to another collector")
+        yield Finding(
+            "spans",
+            True,
+            f"{several(len(sampled), 'request was', 'requests were')} sampled; their spans went to another collector",
+        )
         return
     traces = _by_trace(bundle.table("spans"), {row["trace_id"] for row in sampled})
     others = set(of_manifest(bundle.manifest))  # their spans are where their phases come from

@@ -159,16 +159,20 @@ def baseline_set(
 
 @baselines.command("list")
 def baseline_list(root: Root = None, as_json: AsJson = False) -> None:
-    """All names with their runs."""
+    """All names with their runs; a file that cannot be read is named, and the others are listed."""
+    from models.errors import UserError
     from telemetry.baseline import list_baselines
 
-    found = list_baselines(root)
+    broken: list[UserError] = []
+    found = list_baselines(root, broken)
+    for problem in broken:
+        typer.echo(f"error: {problem}", err=True)
     if as_json:
         _print_json(found)
         return
     for name, runs in found.items():
         typer.echo(f"{name}: {', '.join(runs)}")
-    if not found:
+    if not found and not broken:
         typer.echo("no baseline yet; set one: tailspan runs baseline set NAME RUN")
 
 

@@ -44,11 +44,13 @@ def compare_command(
     """Did a percentile really move?  0: nothing got worse, 2: a regression, 3: a run is not valid."""
     from telemetry.compare import Comparison, Window, compare, compare_windows, resolve_sides
     from telemetry.compare import history as changes
+    from telemetry.compare.replays import check_options
     from telemetry.compare.sides import resolve_side
     from telemetry.compare.text import markdown, render, render_history
     from telemetry.slo import load
     from telemetry.terminal import show
 
+    check_options(warm_up, alpha, effect, power, tolerance)
     policy = load(slo) if slo else None
     if history:
         if b is not None or window is not None:

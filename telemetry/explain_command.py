@@ -43,17 +43,19 @@ def explain_with(load_twin: Callable[[], Twin]) -> Callable[..., None]:
     ) -> None:
         """Why did it change: which phase, which cause, for whom; or unknown."""
         from telemetry.compare import resolve_sides
+        from telemetry.compare.replays import check_options
         from telemetry.explain import explain
         from telemetry.explain.text import markdown, render
         from telemetry.slo import load
         from telemetry.terminal import show
 
+        check_options(warm_up)
         spans = None
         if window is not None:
             one, two = sides_of_windows(a, b, window, root)
             sides, spans = ([one[0]], [two[0]]), (one[1:], two[1:])
         else:
-            sides = resolve_sides(a, b, root)
+            sides = resolve_sides(a, b, root, command="tailspan explain")
         found = explain(
             *sides, slo=load(slo) if slo else None, twin=load_twin() if twin else None, windows=spans,
             chosen=chosen_of(requests) if requests is not None else None, figure=figure, warm_up=warm_up,

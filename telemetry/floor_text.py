@@ -15,6 +15,7 @@ from rich.text import Text
 
 from models.load_account import GIB, Account
 from models.roofline import OVERHEAD
+from models.wording import several
 from telemetry.floor import RunFloor, StepsFloor
 from telemetry.summary import format_seconds
 
@@ -121,7 +122,8 @@ def render_run(run: RunFloor) -> RenderableType:
     if run.faster:
         blocks.append(
             Text(
-                f"{run.faster} steps were faster than their floor: the device can do more than its figures say; "
+                f"{several(run.faster, 'step was faster than its', 'steps were faster than their')} floor: "
+                "the device can do more than its figures say; "
                 "measure it again on a quiet machine (tailspan floor --device cpu --remeasure) and restart the server."
             )
         )

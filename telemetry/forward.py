@@ -14,6 +14,7 @@ import time
 from typing import Final
 from urllib.parse import urlsplit
 
+from models.addresses import http_url
 from models.errors import UserError
 from telemetry.spans import TRACES_PATH
 
@@ -28,14 +29,10 @@ Payload = tuple[bytes, str, int]  # body, content encoding, spans in it
 
 def checked_collector(url: str, where: str) -> str:
     """The URL to post to.  UserError where ``url`` is no base URL of an OTLP/HTTP collector."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in _PORTS or not parts.hostname or port == -1 or parts.query or parts.fragment:
-        remedy = "write its base URL, such as http://127.0.0.1:4318"
-        raise UserError(f"{url!r} is not the address of a collector", where=where, remedy=remedy)
+    what, remedy = "the address of a collector", "write its base URL, such as http://127.0.0.1:4318"
+    parts = http_url(url, where, what, remedy)
+    if parts.query or parts.fragment:
+        raise UserError(f"{url!r} is not {what}", where=where, remedy=remedy)
     return url.rstrip("/") if url.rstrip("/").endswith(TRACES_PATH) else url.rstrip("/") + TRACES_PATH
 
 

@@ -128,6 +128,15 @@ def judge(
     return table.take(pc.sort_indices(table, sort_keys=[("index", "ascending")])) if len(missing) else table
 
 
+def label_places(verdicts: pa.Table) -> Codes:
+    """Per verdict, the place of its label in ``names.LABELS``.  ValueError for a label that is not in it."""
+    found: list[Codes] = []
+    for chunk in verdicts.column("label").dictionary_encode().chunks:
+        place = np.array([names.LABELS.index(label) for label in chunk.dictionary.to_pylist()], dtype=np.int8)
+        found.append(place[chunk.indices.to_numpy()])
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int8)
+
+
 @dataclass(frozen=True, slots=True)
 class _Judged:
     """Arrays over rows; label, reason, late_kind and wrong_kind are positions in their vocabularies, -1: none."""

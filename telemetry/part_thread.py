@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import pyarrow as pa
 
-from telemetry.parts import PartWriter
+from telemetry.part_writer import PartWriter
 
 
 class ThreadedPart(PartWriter):

@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from models.errors import UserError
 from telemetry.forward import Forwarder
-from telemetry.parts import PartWriter
+from telemetry.part_writer import PartWriter
 from telemetry.schema import SPANS
 from telemetry.spans import TRACES_PATH
 

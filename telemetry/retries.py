@@ -14,6 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from models.wording import several
+
 RECENT: Final = 0.05
 COLUMNS: Final = ("index", "attempt", "due_s", "end_s", "error", "verdict")
 
@@ -44,7 +46,8 @@ class Retries:
 
     def sentence(self) -> str:
         text = (
-            f"{self.attempts} attempts at {self.requests} requests: amplification {self.amplification:.2f}, "
+            f"{several(self.attempts, 'attempt')} at {several(self.requests, 'request')}: "
+            f"amplification {self.amplification:.2f}, "
             f"{self.recovered_by_retry} answered by a retry, {self.gave_up} given up, {self.no_budget} without budget"
         )
         if self.still_failing:

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from models.errors import UserError
+from models.wording import several
 
 app = typer.Typer(help="Check, explain and convert SLO files.", no_args_is_help=True)
 
@@ -55,7 +56,7 @@ def check_command(
             continue
         found.append({"file": name, "ok": True, "name": one.name, "hash": one.hash})
         if not as_json:
-            count = f"{len(one.classes)} classes, {len(one.objectives)} objectives"
+            count = f"{several(len(one.classes), 'class', 'classes')}, {several(len(one.objectives), 'objective')}"
             typer.echo(f"ok    {name}: {one.name}, {count}, hash {one.hash[:12]}")
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from models.wording import several
 from telemetry import (
     burn_rate,
     canary_estimate,
@@ -34,12 +35,11 @@ from telemetry.judged import Judged, decide, judge_objective
 from telemetry.objective import BROKEN, GOODPUT, HELD, UNDECIDED, Objective
 from telemetry.phases import TTFT, Growth, Split, growth_through_run, splits
 from telemetry.slo import Slo
+from telemetry.usage import Usage, cached_share, usage_of
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0)
 PHASE_PERCENTILES: Final = (50.0, 90.0, 99.0)
 WORST: Final = 3
-USAGE_TOLERANCE: Final = 0.10
-EXAMPLES: Final = 5
 #: The queue is said to grow through the run when the TTFT p90 of the last third is this many times that of the first
 #: and the queue makes this share of the growth.
 GROWTH_FACTOR: Final = 2.0
@@ -90,19 +90,6 @@ class Request:
     input_tokens: int | None
     parts: dict[str, float]
     detail: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The server's count of completion tokens beside ours, over answered requests.
-
-    estimated: no usage came, so ours stands.  disagreeing: off by more than USAGE_TOLERANCE; examples: their indexes.
-    """
-
-    compared: int
-    estimated: int
-    disagreeing: int
-    examples: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +201,8 @@ def summarize(bundle: Bundle, slo: Slo, before: Sequence[Bundle] = ()) -> Summar
         worst=_worst(requests, verdicts),
         retries=retries.of_attempts(bundle.table("attempts", retries.COLUMNS)),
         open_loop=bool(bundle.manifest.get("open_loop", True)),
-        usage=_usage(requests),
-        cached_share=_cached_share(requests),
+        usage=usage_of(requests),
+        cached_share=cached_share(requests),
         servers=accounts(bundle),
         where=layer.where(bundle, slo, before, looks),
         torn_bytes=read.torn_bytes,
@@ -271,7 +258,7 @@ def _sentence(
     parts = [_broken(one) for one in failing] if decision == BROKEN else []
     if decision == UNDECIDED:
         parts = [
-            f"{one.objective.text} needs {one.objective.min_requests} requests, {one.n} there"
+            f"{one.objective.text} needs {several(one.objective.min_requests, 'request')}, {one.n} there"
             for one in objectives
             if one.verdict == UNDECIDED
         ]
@@ -345,31 +332,6 @@ def _overload(growth: Growth | None) -> str | None:
         f"Overload: TTFT p90 grew from {format_seconds(growth.first.total_s)} in the first third of the run to "
         f"{format_seconds(growth.last.total_s)} in the last; the queue makes {100 * min(share, 1.0):.0f} % of that"
     )
-
-
-def _usage(requests: pa.Table) -> Usage:
-    columns = ("index", "completion_tokens_reported", "completion_tokens_counted", "usage_estimated")
-    answered = requests.select(columns).filter(pc.is_null(requests.column("error")))
-    estimated = int(pc.sum(pc.fill_null(answered.column("usage_estimated"), False)).as_py() or 0)
-    told = answered.filter(
-        pc.and_(
-            pc.is_valid(answered.column("completion_tokens_reported")),
-            pc.is_valid(answered.column("completion_tokens_counted")),
-        )
-    )
-    ours = told.column("completion_tokens_counted").cast(pa.float64())
-    off = pc.abs(pc.subtract(told.column("completion_tokens_reported").cast(pa.float64()), ours))
-    # One token may be an end token that is counted and never shown.
-    bad = told.filter(pc.and_(pc.greater(off, pc.multiply(ours, USAGE_TOLERANCE)), pc.greater(off, 1.0)))
-    examples = tuple(bad.column("index").slice(0, EXAMPLES).to_pylist())
-    return Usage(told.num_rows, estimated, bad.num_rows, examples)
-
-
-def _cached_share(requests: pa.Table) -> float | None:
-    """Prompt tokens found in the server's prefix cache, of those whose requests tell."""
-    told = requests.select(("cached_tokens", "prompt_tokens_reported")).drop_null()
-    prompt = pc.sum(told.column("prompt_tokens_reported")).as_py() or 0
-    return float(pc.sum(told.column("cached_tokens")).as_py() or 0) / prompt if prompt else None
 
 
 def _worst(requests: pa.Table, verdicts: pa.Table) -> tuple[Request, ...]:

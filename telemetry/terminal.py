@@ -6,8 +6,6 @@ run itself can be believed, the second is the verdict; nothing depends on colour
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from models.wording import several
 from telemetry import burn_rate, layer_text, names
 from telemetry.judged import Judged, mark_of
 from telemetry.objective import BROKEN, HELD, UNDECIDED
@@ -61,7 +60,7 @@ def render(summary: Summary) -> RenderableType:
             )
         )
     if summary.usage.estimated:
-        blocks.append(Text(f"{summary.usage.estimated} answers came without usage: tokens counted by us"))
+        blocks.append(Text(f"{several(summary.usage.estimated, 'answer')} came without usage: tokens counted by us"))
     if summary.retries is not None:
         blocks.append(Text(summary.retries.sentence()))
     if not summary.open_loop:
@@ -77,21 +76,10 @@ def render(summary: Summary) -> RenderableType:
 
 def show(renderable: RenderableType) -> None:
     """Print on stdout; into a file or a pipe 100 columns wide, since rich would take 80 there and cut the tables."""
-    console = _Console(highlight=False)
+    console = Console(highlight=False)
     if not console.is_terminal:
-        console = _Console(highlight=False, width=max(console.width, 100))
+        console = Console(highlight=False, width=max(console.width, 100))
     console.print(renderable)
-
-
-class _Console(Console):
-    """rich ends the process with 1 when the reader of a pipe has had enough; our exit code is the verdict's."""
-
-    def on_broken_pipe(self) -> None:
-        """Write to nobody from here on."""
-        self.quiet = True
-        nobody = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nobody, sys.stdout.fileno())
-        os.close(nobody)
 
 
 def render_list(rows: Sequence[tuple[str, Summary | str]]) -> RenderableType:
@@ -139,7 +127,7 @@ def _verdict(summary: Summary) -> Text:
 
 
 def _labels(summary: Summary) -> Table:
-    table = _table(title=f"Outcomes of {summary.attempted} requests", columns=("label", "n", "share", "why"))
+    table = _table(title=f"Outcomes of {several(summary.attempted, 'request')}", columns=("label", "n", "share", "why"))
     for label in names.LABELS:
         count = summary.labels[label]
         if count == 0 and label == names.INVALID:
@@ -214,7 +202,7 @@ def _footnotes(rows: Sequence[Latency]) -> list[Text]:
         notes.append(Text(f"{dropped} dropped requests count as infinitely slow", style="dim"))
     undefined = next((row.undefined for row in rows if row.measure == "tpot"), 0)
     if undefined:
-        notes.append(Text(f"TPOT is undefined for {undefined} answers of one chunk or token", style="dim"))
+        notes.append(Text(f"TPOT is undefined for {several(undefined, 'answer')} of one chunk or token", style="dim"))
     return notes
 
 
@@ -285,9 +273,8 @@ def _beside(summary: Summary) -> list[Text]:
         p5, p50 = (format_share(summary.fluidity[key]) for key in ("p5", "p50"))
         lines.append(Text(f"fluidity p5 {p5}, p50 {p50} of the token deadlines met, n = {summary.fluidity['n']:.0f}"))
     if (seen := summary.canaries) is not None:
-        text = (
-            f"checked {seen.checked} answers: {seen.wrong} wrong, {format_share(seen.low)} – {format_share(seen.high)}"
-        )
+        band = f"{format_share(seen.low)} – {format_share(seen.high)}"
+        text = f"checked {several(seen.checked, 'answer')}: {seen.wrong} wrong, {band}"
         if seen.could_see is not None:
             text += f"; could have seen {format_share(seen.could_see)} wrong (3 or more, with 95 %)"
         lines.append(Text(text))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dashboards.facts.chosen import Chosen, indices
 from dashboards.source import Source
 from models.errors import UserError
 from telemetry.bundle import Bundle
@@ -48,9 +49,10 @@ def compared(run: Source, paths: Paths) -> Comparison:
     return compare(*_opened(paths), slo=run.policy, same_load=False)
 
 
-def explained(run: Source, paths: Paths) -> Explanation:
-    """The explanation, by the queue model."""
-    return explain(*_opened(paths), slo=run.policy)
+def explained(run: Source, paths: Paths, chosen: Chosen | None = None) -> Explanation:
+    """The explanation, by the queue model; chosen: of these requests of the run alone."""
+    asked = None if chosen is None or chosen.empty else indices(run, chosen)
+    return explain(*_opened(paths), slo=run.policy, chosen=asked)
 
 
 def size(run: Source, paths: Paths) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -51,6 +53,43 @@ class Chosen:
     def empty(self) -> bool:
         """Whether it lets every request through."""
         return all(getattr(self, field.name) is None for field in fields(self) if field.name != "measure")
+
+    @property
+    def address(self) -> dict[str, object]:
+        """Its conditions as the parameters of a link; ``of_address`` reads them."""
+        found = {key: getattr(self, name) for name, key in _KEYS.items()}
+        return {key: value for key, value in found.items() if value is not None and (key, value) != ("by", "e2e")}
+
+    @classmethod
+    def of_address(cls, parameters: Mapping[str, str]) -> Chosen:
+        """What the parameters of an address choose; one that makes no sense is no condition."""
+        said: dict[str, Any] = {name: parameters.get(key) or None for name, key in _KEYS.items()}
+        for name in ("from_s", "to_s", "low_s", "high_s"):
+            said[name] = _finite(said[name])
+        if said["measure"] not in MEASURES:
+            del said["measure"]
+        return cls(**said)
+
+
+#: Condition -> its key in an address, that of the widget which asks for it.
+_KEYS: Final = {
+    "label": "label", "phase": "phase", "traffic_class": "class", "replica": "replica", "from_s": "from", "to_s": "to",
+    "low_s": "low", "high_s": "high", "measure": "by",
+}  # fmt: skip
+
+
+def _finite(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def indices(run: Source, chosen: Chosen) -> list[int]:
+    """The chosen requests."""
+    rows = run.ask(f'SELECT "index" FROM rows WHERE {chosen.sql} ORDER BY "index"', **chosen.values)
+    return [int(row["index"]) for row in rows]
 
 
 def kinds(run: Source, column: str, most: int = 40) -> list[str]:

@@ -26,8 +26,8 @@ def forest(effects: Sequence[Effect]) -> alt.LayerChart:
         {
             "figure": one.figure,
             "change": 100 * (one.change or 0.0),
-            "low": 100 * (one.low or 0.0),
-            "high": 100 * (one.high or 0.0),
+            "low": None if one.low is None else 100 * one.low,
+            "high": None if one.high is None else 100 * one.high,
             "colour": COLOURS.get(one.verdict, _GREY),
             "verdict": one.verdict,
         }
@@ -45,8 +45,10 @@ def forest(effects: Sequence[Effect]) -> alt.LayerChart:
     colour = alt.Color("colour:N", scale=None, legend=None)
     base = alt.Chart(marks(data))
     zero = alt.Chart(marks([{"at": 0.0}])).mark_rule(color=INK, strokeDash=[3, 3]).encode(x="at:Q")
-    lines = base.mark_rule(strokeWidth=2.5).encode(
-        y=y, x=alt.X("low:Q", title=tr("change from A to B, %")), x2="high:Q", color=colour, tooltip=tips
+    lines = (
+        base.transform_filter("isValid(datum.low) && isValid(datum.high)")
+        .mark_rule(strokeWidth=2.5)
+        .encode(y=y, x=alt.X("low:Q", title=tr("change from A to B, %")), x2="high:Q", color=colour, tooltip=tips)
     )
     points = base.mark_point(filled=True, size=70, opacity=1).encode(y=y, x="change:Q", color=colour, tooltip=tips)
     chart: alt.LayerChart = alt.LayerChart(layer=[zero, lines, points]).properties(height=band_height(24, len(data)))

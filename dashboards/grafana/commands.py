@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from models.addresses import http_url
 from models.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def build_command(
 
     from dashboards import rules
     from dashboards.grafana import files
+
+    checked_sources(prometheus, tempo)
     from telemetry.slo import load
 
     provider = {"name": "tailspan", "folder": files.FOLDER_TITLE, "folderUid": files.FOLDER_UID, "type": "file"}
@@ -85,8 +88,10 @@ def push_command(
 ) -> None:
     """Bring a running Grafana to what is checked in; a second push changes nothing."""
     from dashboards.grafana import files
-    from dashboards.grafana.push import Grafana, push
+    from dashboards.grafana.push import Grafana, checked_grafana, push
 
+    checked_grafana(url)
+    checked_sources(prometheus, tempo)
     token = os.environ.get(token_env, "").strip()
     if not token:
         remedy = f"export {token_env}=… with a service account's token (Administration > Service accounts)"
@@ -102,6 +107,13 @@ def push_command(
         typer.echo(json.dumps({"version": pushed.version, "changed": pushed.changed, "done": pushed.done}, indent=2))
     else:
         typer.echo(f"{pushed.changed} of {len(pushed.done)} changed")
+
+
+def checked_sources(prometheus: str, tempo: str) -> None:
+    """Raises UserError for the address of a data source that is none; Tempo may be left out."""
+    http_url(prometheus, "--prometheus", remedy="write it as Grafana reaches it, such as http://127.0.0.1:9090")
+    if tempo:
+        http_url(tempo, "--tempo", remedy="write it as Grafana reaches it, such as http://127.0.0.1:3200; '': none")
 
 
 def run_mark(reference: str, root: Path | None) -> Mark:

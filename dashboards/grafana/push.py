@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult
 
 from dashboards.grafana.files import FOLDER_TITLE, FOLDER_UID
+from models.addresses import http_url
 from models.errors import UserError
 
 TIMEOUT_S: Final = 10.0
@@ -60,27 +61,30 @@ def contains(theirs: Any, ours: Any) -> bool:
     return bool(theirs == ours)
 
 
+def checked_grafana(url: str) -> SplitResult:
+    """The parts of a Grafana's base URL.  Raises UserError."""
+    remedy = "write its base URL, such as http://127.0.0.1:3000; the token comes from the environment"
+    parts = http_url(url, "--url", "the address of a Grafana", remedy)
+    if parts.username or parts.password:
+        raise UserError("it holds a user: that is not the address of a Grafana", where="--url", remedy=remedy)
+    return parts
+
+
 class Grafana:
     """A Grafana at a base URL, asked with a service account's token.  Raises UserError for a URL that is none."""
 
     def __init__(self, url: str, token: str) -> None:
         from grafana_api.grafana_face import GrafanaFace
 
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username:
-            remedy = "write its base URL, such as http://127.0.0.1:3000; the token comes from the environment"
-            raise UserError(f"{url!r} is not the address of a Grafana", where="--url", remedy=remedy)
+        parts = checked_grafana(url)
         prefix = parts.path.strip("/")
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        name = parts.hostname or ""
+        host = f"[{name}]" if ":" in name else name
         self.url = url.rstrip("/")
         self._face = GrafanaFace(
             token,
             host=host,
-            port=port,
+            port=parts.port,
             url_path_prefix=f"{prefix}/" if prefix else "",
             protocol=parts.scheme,
             timeout=TIMEOUT_S,

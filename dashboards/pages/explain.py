@@ -10,6 +10,7 @@ import streamlit as st
 
 from dashboards import address, frame, kept, markup, palette, sides
 from dashboards.facts import changed, pairs
+from dashboards.facts.chosen import Chosen, counted
 from dashboards.figures import change
 from dashboards.figures.waterfall import COLOURS, step_word, waterfall
 from dashboards.language import tr
@@ -70,8 +71,16 @@ def _why(run: Source, paths: changed.Paths) -> None:
         tr("Explain these large runs (up to a minute)")
     ):
         return
+    chosen = Chosen.of_address(st.query_params)
+    if not chosen.empty:
+        n = sum(kept.ask(counted, run, chosen).values())
+        st.info(tr("Why for the {n} requests that were chosen on the heatmap; the phases below are of the whole runs.",
+                   n=f"{n:,}"))  # fmt: skip
+        frame.link("explain", tr("Explain the whole run"))
+        if not n:
+            return
     with st.spinner(tr("Replaying what-ifs …")):
-        found: Explanation = kept.ask(changed.explained, run, paths)
+        found: Explanation = kept.ask(changed.explained, run, paths, chosen)
     calm = found.label == "none"
     st.html(markup.verdict(headline(found), "; ".join(found.limits), "#8C8C8C" if calm else change.COLOURS["worse"]))
     boxes = []

@@ -94,6 +94,8 @@ def _inside(run: Source, region: Chosen, *, whole: bool) -> None:
     st.markdown(f"**{place}: {total:,}** {tr('requests')}" + (f" · {named}" if named else ""))
     if not total:
         return
+    if not whole:
+        frame.link("explain", tr("Explain these requests"), **region.address)
     header = tuple(map(tr, ("request", "outcome", "whole", "first token", "most of it", "prompt", "answer", "replica")))
     rows = kept.ask(heat.slowest, run, region)
     st.html(markup.table(header, [_row(row) for row in rows]))

@@ -11,6 +11,7 @@ from dashboards.facts import checks
 from dashboards.language import tr
 from dashboards.palette import reason_words
 from dashboards.source import Source
+from telemetry.canary_report import BROKEN, NUMERIC, PLACES, SAME, CanaryReport
 from telemetry.summary import format_share
 
 _RATES = (0.05, 0.02, 0.01, 0.001)
@@ -67,6 +68,28 @@ def _canaries(run: Source, totals: dict[str, Any]) -> None:
         body.append((kind, *(_cell(cell) for cell in own)))
     st.html(markup.table((tr("kind"), *(replica or "–" for replica in replicas)), body))
     st.caption(tr("Wrong answers of all that were sent; in brackets those without an answer."))
+    if (report := kept.summary(run).canary_report) is not None:
+        _report(report)
+
+
+def _report(report: CanaryReport) -> None:
+    """The verdict on the canaries that were mixed into the load, its findings, and the sides of their pairs."""
+    st.markdown("**" + tr("Verdict on them: {verdict}", verdict=tr(report.verdict)) + "**")
+    findings = [(tr(verdict), kind, said) for verdict, kind, said in report.findings]
+    st.html(markup.table((tr("verdict"), tr("kind"), tr("finding")), findings, words=True))
+    if not report.counts:
+        return
+    header = (tr("goldens"), tr(SAME), tr(NUMERIC), tr(BROKEN))
+    body = [
+        (tr(PLACES.get(side, side)) if kind == "place" else side, *(f"{n:,}" for n in counted))
+        for kind, side, counted in report.counts
+    ]
+    st.html(markup.table(header, body))
+    st.caption(
+        tr("Goldens by how they were asked, and by replica. A pair of which one side alone is broken says where to "
+           "look: the prefix cache, the streaming, or a replica. Those that changed were asked again alone: see the "
+           "findings.")
+    )  # fmt: skip
 
 
 def _cell(row: dict[str, Any] | None) -> str:

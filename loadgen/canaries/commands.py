@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from models.errors import UserError
+from models.wording import several
 
 app = typer.Typer(no_args_is_help=True, help="Ask questions with known answers: is what a server says still right?")
 
@@ -54,7 +55,8 @@ def record_command(
         typer.echo(f"left out  {one.id}: {one.reason}")
     lengths = [len(one.tokens) for one in made.goldens]
     typer.echo(
-        f"{out}: {len(made.goldens)} goldens of {min(lengths)} to {max(lengths)} tokens, {len(made.left)} left out, "
+        f"{out}: {several(len(made.goldens), 'golden')} of {min(lengths)} to {max(lengths)} tokens, "
+        f"{len(made.left)} left out, "
         f"noise {made.noise:.2g} nats, {sum(made.scores.values())} of {len(made.scores)} questions right"
     )
 
@@ -75,6 +77,7 @@ def check_command(
     from loadgen.canaries.verdict import BROKEN, NUMERIC
     from telemetry import names
 
+    _only_target(target)
     recorded = CanaryFile.read(file)
     found = check(_client(target, model, header, api_key_env), recorded, concurrency=concurrency, say=_say)
     if as_json:
@@ -91,21 +94,29 @@ def _client(target: str, model: str | None, header: list[str] | None, api_key_en
     """The client of one target, whose model is asked for where none was named.  Raises UserError."""
     from loadgen import preflight
     from loadgen.canaries.client import Client
-    from loadgen.plan import checked_headers, checked_targets, expanded, from_environment
+    from loadgen.plan import checked_headers, expanded, from_environment
 
-    targets = checked_targets(target)
-    if len(targets) != 1:
-        raise UserError(f"{len(targets)} targets", where="--target", remedy="check one replica at a time")
+    url = _only_target(target)
     headers = {name: expanded(name, value) for name, value in checked_headers(header or []).items()}
     if api_key_env:
         headers["Authorization"] = f"Bearer {from_environment(api_key_env, '--api-key-env')}"
-    found = preflight.look(targets[0], headers)
+    found = preflight.look(url, headers)
     if not found.reachable:
-        raise UserError(found.detail, where=targets[0], remedy="start the server first")
+        raise UserError(found.detail, where=url, remedy="start the server first")
     name = model or (found.models[0] if found.models else None)
     if name is None:
-        raise UserError("the server names no model", where=targets[0], remedy="name it by --model")
-    return Client(targets[0], name, headers)
+        raise UserError("the server names no model", where=url, remedy="name it by --model")
+    return Client(url, name, headers)
+
+
+def _only_target(text: str) -> str:
+    """The base URL of the one server.  Raises UserError."""
+    from loadgen.plan import checked_targets
+
+    targets = checked_targets(text)
+    if len(targets) != 1:
+        raise UserError(f"{len(targets)} targets", where="--target", remedy="check one replica at a time")
+    return targets[0]
 
 
 def _say(text: str) -> None:

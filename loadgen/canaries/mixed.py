@@ -43,6 +43,16 @@ HIGHEST_SHARE: Final = 0.2
 BEYOND_END: Final = 4  # tokens more than a golden that ended by itself: a server that never ends shows
 
 
+def checked_share(share: float) -> None:
+    """Raises UserError for what is no share of a load that canaries may be."""
+    if not 0 < share <= HIGHEST_SHARE:
+        raise UserError(
+            f"{share:g} is no share for canaries",
+            where="--canary-share",
+            remedy=f"give a share above 0, up to {HIGHEST_SHARE:g}; 0.02 is usual",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A golden as it is sent.  tokens: max_tokens; prompt_tokens: of the recording, None: it did not say."""
@@ -65,12 +75,7 @@ class Mixed:
     @classmethod
     def of_file(cls, recorded: CanaryFile, file: str, share: float, *, salted: bool) -> Mixed:
         """Raises UserError: a share out of range."""
-        if not 0 < share <= HIGHEST_SHARE:
-            raise UserError(
-                f"{share:g} is no share for canaries",
-                where="--canary-share",
-                remedy=f"give a share above 0, up to {HIGHEST_SHARE:g}; 0.02 is usual",
-            )
+        checked_share(share)
         asks = tuple(
             Ask(one.id, one.prompt, len(one.tokens) + BEYOND_END * one.ended, one.prompt_tokens)
             for one in sorted(recorded.goldens, key=lambda one: hashlib.blake2b(one.id.encode()).digest())

@@ -16,6 +16,7 @@ from loadgen.canaries.client import Answer, Client, Refused, ask_all
 from loadgen.canaries.file import CanaryFile
 from loadgen.canaries.prompts import REFERENCE, golden_prompts
 from models.errors import UserError
+from models.wording import several
 from telemetry import drift
 from telemetry.question_sets import SETS
 from telemetry.questions import digest, score
@@ -53,7 +54,7 @@ def record(
     admitted, left = goldens.admit(prompts, answers)
     if not admitted:
         raise UserError(
-            f"none of {len(prompts)} prompts is stable; the first: {left[0].reason}",
+            f"none of {several(len(prompts), 'prompt')} is stable; the first: {left[0].reason}",
             where=client.target,
             remedy="record on a quiet server with logprobs, or with a larger model",
         )

@@ -16,6 +16,7 @@ import typer
 
 from loadgen.commands import options_of, run_command, was_given
 from models.errors import UserError
+from models.wording import several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 #: Parameters of `run` that make no sense here: a search makes its own runs, seeds and rates.
 NOT_HERE: Final = (
     "context", "repeats", "web_ui", "baseline", "summary", "junit", "dry_run", "name", "metrics_port", "linger",
-    "as_json", "salt", "remote_workers", "bind",
+    "as_json", "salt", "remote_workers", "bind", "against", "find",
 )  # fmt: skip
 #: Of --virtual: an engine is simulated, so there is nothing to send to.
 SENDING: Final = (
@@ -88,12 +89,14 @@ def capacity_command(twin: Callable[[], Twin]) -> Callable[..., int]:
         from rich.console import Console
 
         from loadgen.capacity.answer import Terms
+        from loadgen.capacity.search import Bounds
         from loadgen.capacity.sweep import Sweep
         from telemetry.twin import TwinSetting
 
         own = tuple(inspect.signature(command).parameters)
         options = options_of(context, own)
         check_mode(context, virtual=virtual, device=device)
+        Bounds(1.0 if start_rate is None else start_rate, precision, max_runs)
         terms = Terms(device_hour, devices, user_requests, peak, volume)
         setting = None
         if virtual:
@@ -259,7 +262,8 @@ def search_in(asked: Asked, group: Group, setting: TwinSetting | None) -> Answer
         seek(probe, group, bounds, asked.console)
     except KeyboardInterrupt:
         asked.console.print(
-            f"interrupted after {len(group.points)} runs; go on with the same command and --group {group.path.name}",
+            f"interrupted after {several(len(group.points), 'run')}; "
+            f"go on with the same command and --group {group.path.name}",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
         raise

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from loadgen.capacity.point import DESCENT, OVERLOAD, SEARCH, Point
 from models.errors import UserError
+from models.wording import several
 from telemetry import names
 from telemetry.objective import BROKEN, HELD, UNDECIDED
 from telemetry.repeatable import FARTHEST
@@ -65,7 +66,7 @@ class Bounds:
         if not 0.005 <= self.precision <= 0.5:
             raise UserError(f"{self.precision:g} is no precision", where="--precision", remedy="give 0.005 to 0.5")
         if not 3 <= self.most_runs <= MOST_RUNS:
-            raise UserError(f"{self.most_runs} runs", where="--max-runs", remedy=f"give 3 to {MOST_RUNS}")
+            raise UserError(several(self.most_runs, "run"), where="--max-runs", remedy=f"give 3 to {MOST_RUNS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +193,19 @@ def ended(points: Sequence[Point], bounds: Bounds) -> str:
 
 
 def _searched(points: Sequence[Point], bounds: Bounds) -> bool:
-    """Whether doubling and bisection are over: two runs are kept for the way down."""
+    """Whether doubling and bisection are over.
+
+    Two runs are kept for the way down once there is a rate that held and one that broke; before, there is no way to
+    come down, and they go into finding them.
+    """
     found = [point for point in points if point.kind == SEARCH]
-    if len(found) + 2 >= bounds.most_runs:
-        return True
-    if _once_limited(found):
-        return False
     said = judged(found)
     held = [point.rate for point in said if point.verdict == HELD]
     broken = [point.rate for point in said if point.verdict == BROKEN]
+    if len(found) + (2 if held and broken else 0) >= bounds.most_runs:
+        return True
+    if _once_limited(found):
+        return False
     top = ceiling(found)
     if not said:
         return bool(found) and top <= bounds.start / TIMES_OFF

@@ -10,13 +10,14 @@ from loadgen.capacity.point import Point
 from loadgen.capacity.probe import Probe
 from loadgen.capacity.search import Bounds
 from loadgen.progress import say
+from models.wording import several
 from telemetry.objective import BROKEN, HELD
 
 
 def seek(probe: Probe, group: Group, bounds: Bounds, console: Console) -> None:
     """Run until there is no step left; points go into the group and onto the disk as they come."""
     if group.points:
-        say(console, "search", f"going on after {len(group.points)} runs in {group.path}")
+        say(console, "search", f"going on after {several(len(group.points), 'run')} in {group.path}")
     while (step := search.next_step(group.points, bounds)) is not None:
         number = len(group.points)
         what = f"run {number + 1} of at most {bounds.most_runs}: {step.rate:.4g} requests/s"

@@ -19,6 +19,7 @@ from loadgen.capacity.answer import Answer
 from loadgen.capacity.plot import scatter
 from loadgen.capacity.point import DESCENT, OVERLOAD, Point
 from loadgen.capacity.sweep import Frontier
+from models.wording import several
 from telemetry.objective import BROKEN, HELD
 from telemetry.summary import format_seconds, format_share
 
@@ -64,7 +65,7 @@ def _found(found: Answer) -> str:
     rough = "" if found.ended == search.FOUND else f"; the {found.runs} runs were too few for the precision asked for"
     return (
         f"Capacity {found.rate:.4g} requests/s of {found.load} under {found.slo} "
-        f"(90 %: {found.low:.4g} to {found.high:.4g}), {found.runs} runs of {found.window_s:.0f} s{rough}"
+        f"(90 %: {found.low:.4g} to {found.high:.4g}), {several(found.runs, 'run')} of {found.window_s:.0f} s{rough}"
     )
 
 
@@ -84,6 +85,8 @@ def blocks(found: Answer) -> Iterator[Block]:
         yield f"What breaks first: {found.breaks}."
     if found.descent is not None:
         yield _descent(found)
+    elif found.ended in (search.FOUND, search.ROUGH):
+        yield "The way down was not played: no run was left for it, so nothing is known of hysteresis."
 
 
 def _row(point: Point) -> tuple[str, ...]:
@@ -141,7 +144,8 @@ def _figures(found: Answer) -> Iterator[tuple[str, str, str]]:
     if (size := found.sizing) is not None:
         price = "" if size.price_per_hour is None else f", {size.price_per_hour:.4g} an hour"
         yield (
-            f"for a peak of {size.peak:g}/s", f"{size.replicas} replicas, {size.devices} devices{price}",
+            f"for a peak of {size.peak:g}/s",
+            f"{several(size.replicas, 'replica')}, {several(size.devices, 'device')}{price}",
             f"the low end, {(found.low or found.rate) / found.replicas:.4g}/s each; {size.with_spare} with one spare",
         )  # fmt: skip
     if (one := found.millisecond) is not None:

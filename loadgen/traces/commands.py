@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from models.errors import UserError, did_you_mean
+from models.wording import several
 
 if TYPE_CHECKING:
     from loadgen.traces.find import Found
@@ -224,13 +225,15 @@ def findings(source: Stream, figures: Statistics, max_context: int | None) -> li
             f"every {figures.tick_s:g} s; replay it with --dequantise {figures.tick_s:g}"
         )
     if figures.duplicates:
-        found.append(f"{figures.duplicates:,} rows have the stamp and the lengths of another")
+        found.append(f"{several(figures.duplicates, 'row has', 'rows have')} the stamp and the lengths of another")
     if max_context is not None:
         found.append(f"{figures.over_limit:,} of {figures.arrivals:,} rows exceed a context of {max_context:,} tokens")
     if source.order.inversions:
-        found.append(f"{source.order.inversions:,} rows stood before an earlier one and were sorted")
+        found.append(f"{several(source.order.inversions, 'row')} stood before an earlier one; sorted")
     if figures.failures:
-        found.append(f"{figures.failures:,} rows are requests that failed when they were recorded")
+        found.append(
+            f"{several(figures.failures, 'row is of a request', 'rows are of requests')} that failed when recorded"
+        )
     return found or ["nothing unusual was found"]
 
 

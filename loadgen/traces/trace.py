@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.errors import UserError
+from models.wording import several
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -177,7 +178,7 @@ class Trace:
 
     def account(self) -> str:
         """One line: rows read, kept, dropped by reason with the first place of each."""
-        text = f"{self.rows_read:,} rows read, {self.rows_kept:,} kept"
+        text = f"{several(self.rows_read, 'row')} read, {self.rows_kept:,} kept"
         for reason, count in sorted(self.rows_dropped.items()):
             text += f", {count:,} dropped ({reason}; first: {self.first_drop[reason]})"
         if self.inversions:

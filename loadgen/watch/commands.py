@@ -53,6 +53,9 @@ def watch_command(
     targets = checked_targets(target)
     if len(targets) != 1:
         raise UserError(f"{len(targets)} targets", where="--target", remedy="start one watch for each")
+    if duration is not None and duration <= 0:
+        remedy = "give seconds above 0, or leave it out to watch on"
+        raise UserError(f"{duration:g} is no duration", where="--duration", remedy=remedy)
     headers = {name: expanded(name, value) for name, value in checked_headers(header or []).items()}
     if api_key_env:
         headers["Authorization"] = f"Bearer {from_environment(api_key_env, '--api-key-env')}"

@@ -12,7 +12,7 @@ from loadgen.scrape import Scraper
 from loadgen.watch.production import is_request, row_of
 from loadgen.way import DIRECT, Way
 from telemetry.bundle import COMPLETE, Bundle
-from telemetry.parts import PartWriter
+from telemetry.part_writer import PartWriter
 from telemetry.receiver import Receiver
 from telemetry.slo import Slo
 from telemetry.summary import Summary, summarize

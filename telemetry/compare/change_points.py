@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.errors import UserError
+from models.wording import several
 from telemetry.bundle import Bundle
 from telemetry.compare.facts import Facts
 from telemetry.compare.figures import FIGURES, values
@@ -52,7 +53,7 @@ def history(bundles: Sequence[Bundle], slo: Slo | None = None, warm_up: float = 
     """The change points of runs in order of time, first to last.  UserError: fewer than LEAST_RUNS."""
     if len(bundles) < LEAST_RUNS:
         raise UserError(
-            f"{len(bundles)} runs are too few to say since when: {LEAST_RUNS} are needed",
+            f"{several(len(bundles), 'run is', 'runs are')} too few to say since when: {LEAST_RUNS} are needed",
             where="--history",
             remedy="add runs of the same load: tailspan runs baseline set --add NAME RUN",
         )

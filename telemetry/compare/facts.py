@@ -2,6 +2,9 @@
 
 Must always hold: a request without an answer is there as +inf, an undefined time is NaN, an invalid request has no part
 in any figure, a canary none in the times.
+
+Only the columns that a figure needs are read, and they are joined in numpy: a million requests a side take about a
+second.
 """
 
 from __future__ import annotations
@@ -13,14 +16,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from telemetry import latency, names, outcomes, validity
 from telemetry.bundle import COMPLETE, Bundle
 from telemetry.slo import Slo, of_manifest
 
 MEASURES: Final = latency.MEASURES
-_COLUMNS: Final = (*latency.COLUMNS, "input_tokens", "expected_output_tokens")
+_COLUMNS: Final = (
+    "index", "intended_s", "first_token_s", "end_s", "tpot_s", "canary_kind", "input_tokens", "expected_output_tokens",
+)  # fmt: skip
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -54,30 +58,29 @@ class Facts:
         """The facts of a bundle, judged by an SLO (default: its own)."""
         policy = slo or of_manifest(bundle.manifest)
         rows = bundle.table("requests", _COLUMNS)
-        verdicts = bundle.verdicts(policy)
-        place = pc.index_in(rows.column("index"), verdicts.column("index").combine_chunks())
-        labels = pc.index_in(verdicts.column("label"), pa.array(names.LABELS)).take(pc.fill_null(place, 0))
-        label = labels.to_numpy().astype(np.int8)
-        counts = pc.is_valid(place).to_numpy() & (label != names.LABELS.index(names.INVALID))
-        rows, label = rows.filter(pa.array(counts)), label[counts]
-        canary = pc.is_valid(rows.column("canary_kind")).to_numpy()
+        verdicts = bundle.verdicts(policy, ("index", "label"))
+        known, place = latency.joined(rows, verdicts)
+        label = outcomes.label_places(verdicts)[place] if verdicts.num_rows else place.astype(np.int8)
+        counts = known & (label != names.LABELS.index(names.INVALID))
+        label = label[counts]
+        canary = rows.column("canary_kind").is_valid().to_numpy()[counts]
         dropped = label == names.LABELS.index(names.DROPPED)
         times = {}
         for measure in MEASURES:
-            values = latency.times(rows, measure)
+            values = latency.times(rows, measure)[counts]
             values[dropped] = np.inf
             values[canary] = np.nan
             times[measure] = values
         valid, reasons = _validity(bundle, policy)
         manifest = bundle.manifest
-        intended = rows.column("intended_s").to_numpy()
+        intended = rows.column("intended_s").to_numpy()[counts]
         length = manifest.get("length_s")
         return cls(
             bundle.run_id,
-            rows.column("index").to_numpy(),
+            rows.column("index").to_numpy()[counts],
             intended,
-            _ints(rows, "input_tokens"),
-            _ints(rows, "expected_output_tokens"),
+            _ints(rows, "input_tokens")[counts],
+            _ints(rows, "expected_output_tokens")[counts],
             label,
             times,
             float(length) if isinstance(length, int | float) else float(intended.max(initial=0.0)),
@@ -118,5 +121,7 @@ def _validity(bundle: Bundle, slo: Slo) -> tuple[bool, tuple[str, ...]]:
 
 
 def _ints(table: pa.Table, name: str) -> Ints:
-    values: Ints = pc.fill_null(table.column(name), -1).cast(pa.int64()).to_numpy()
+    column = table.column(name)
+    known = column if not column.null_count else column.cast(pa.float64())  # null is NaN there; exact up to 2^53
+    values: Ints = np.nan_to_num(known.to_numpy(), nan=-1).astype(np.int64)
     return values

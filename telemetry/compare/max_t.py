@@ -28,6 +28,7 @@ from telemetry.distributions import student_quantile, student_tail
 
 LEAST_FLIPPED: Final = 6  # pairs from which sign flips can say anything at 5 %
 ALL_FLIPS_UP_TO: Final = 13  # pairs: 4,096 flips up to the sign of all
+WIDEST: Final = 10.0  # half an interval, in standard deviations of a pair's difference: a wider one bounds nothing
 DRAWN_FLIPS: Final = 4095  # beyond, and the one that was seen
 SEED: Final = 20_240_502
 _TIE: Final = 1e-9
@@ -93,6 +94,17 @@ def pairs_needed(spread: float, effect: float, power: float, level: float) -> in
         if float((t > critical).mean()) >= power:
             return pairs
     return None
+
+
+def pairs_to_bound(alpha: float, figures: int) -> int:
+    """Pairs from which the interval of so many figures together is no wider than WIDEST: 3 for the figures of compare.
+
+    With two pairs Student's t has one degree of freedom: twelve intervals at 5 % would be 108 standard deviations wide.
+    """
+    for pairs in range(2, LEAST_FLIPPED):
+        if student_quantile(1 - alpha / (2 * max(1, figures)), pairs - 1) <= WIDEST * math.sqrt(pairs):
+            return pairs
+    return LEAST_FLIPPED
 
 
 def effective_level(tested: Tested, pairs: int, alpha: float, figures: int) -> float:

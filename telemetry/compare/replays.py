@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from models.errors import UserError
+from models.wording import several
 from telemetry.bundle import Bundle
 from telemetry.compare import max_t
 from telemetry.compare.facts import Facts
@@ -81,10 +82,10 @@ def compare_facts(
     figures: Sequence[Figure] = FIGURES,
 ) -> Comparison:
     """``compare`` on arrays."""
-    _check(warm_up, alpha, effect, power, tolerance)
+    check_options(warm_up, alpha, effect, power, tolerance)
     runs = (tuple(one.run for one in a), tuple(one.run for one in b))
-    refusals = refuse(a, b, same_load=same_load)
     differs = other_load(a, b)
+    refusals = _refusals(a, b, differs if same_load else None)
     if any(one.whole for one in refusals):
         return Comparison(*runs, NONE, alpha, (), tuple(refusals), effect=effect, power=power, warm_up=warm_up,
                           same_load=differs is None)  # fmt: skip
@@ -107,12 +108,13 @@ def compare_facts(
         else np.empty((len(a), 0))
     )
     tested = max_t.test(differences, alpha) if places else None
+    bound_from = max_t.pairs_to_bound(alpha, len(places))
     effects = []
     for at, figure in enumerate(figures):
         bands = (band(sides[0], figure), band(sides[1], figure)) if figure.p is not None else (None, None)
         effects.append(
             _effect(figure, found[0][:, at], found[1][:, at], int(counts[at]), usable[at], bands,
-                    tested, places.index(at) if at in places else None, tolerance)
+                    tested, places.index(at) if at in places else None, tolerance, bound_from)
         )  # fmt: skip
     needed = _needed(differences, [figures[at] for at in places], tested, effect, power, alpha)
     refusals += _too_few(figures, counts)
@@ -125,12 +127,16 @@ def compare_facts(
 
 def refuse(a: Sequence[Facts], b: Sequence[Facts], *, same_load: bool = True) -> list[Refusal]:
     """What stands against comparing two sides at all; empty: nothing does."""
+    return _refusals(a, b, other_load(a, b) if same_load else None)
+
+
+def _refusals(a: Sequence[Facts], b: Sequence[Facts], differs: str | None) -> list[Refusal]:
     found: list[Refusal] = []
     if not a or not b:
         remedy = "run both sides: tailspan run … --repeats 6 --target URL_A --against URL_B"
-        return [Refusal(TOO_FEW_PAIRS, f"{len(a)} runs on side A, {len(b)} on side B", remedy, usage=True)]
+        return [Refusal(TOO_FEW_PAIRS, f"{several(len(a), 'run')} on side A, {len(b)} on side B", remedy, usage=True)]
     if len(a) != len(b):
-        said = f"{len(a)} runs on side A, {len(b)} on side B: they cannot be paired"
+        said = f"{several(len(a), 'run')} on side A, {len(b)} on side B: they cannot be paired"
         found.append(Refusal(UNEQUAL_SIDES, said, "name as many runs on both sides", usage=True))
     both = {one.run for one in a} & {one.run for one in b}
     if both:
@@ -146,8 +152,7 @@ def refuse(a: Sequence[Facts], b: Sequence[Facts], *, same_load: bool = True) ->
                 )
             elif not len(one):
                 found.append(Refusal(TOO_FEW_REQUESTS, f"run {one.run} has no request", "run it again"))
-    differs = other_load(a, b)
-    if differs is not None and same_load:
+    if differs is not None:
         said = f"the loads differ: {differs}"
         remedy = (
             "replay the same trace, window, scales and seed on both sides; for two windows without replay: --window"
@@ -169,7 +174,11 @@ def _difference_of_loads(one: Facts, two: Facts) -> str | None:
     x, y = one.load.get("trace"), two.load.get("trace")
     if x and y and x != y:
         return f"another trace (sha256 {str(x)[:12]} and {str(y)[:12]})"
-    common, at, there = np.intersect1d(one.index, two.index, assume_unique=False, return_indices=True)
+    common = one.index
+    at: npt.NDArray[Any] | slice = slice(None)
+    there: npt.NDArray[Any] | slice = slice(None)
+    if not np.array_equal(one.index, two.index):
+        common, at, there = np.intersect1d(one.index, two.index, assume_unique=False, return_indices=True)
     if len(common) < 0.98 * max(len(one), len(two)):  # invalid ones are missing on one side alone
         return f"{len(one):,} and {len(two):,} requests, {len(common):,} of them with the same index"
     for what, of_one, of_two in (
@@ -233,6 +242,7 @@ def _effect(
     tested: max_t.Tested | None,
     place: int | None,
     tolerance: float,
+    bound_from: int,
 ) -> Effect:
     relative = figure.p is not None
     pairs = tuple((_bounded(x), _bounded(y)) for x, y in zip(a.tolist(), b.tolist(), strict=True))
@@ -241,18 +251,25 @@ def _effect(
         return Effect(figure.name, relative, levels[0], levels[1], None, None, None, None, UNTESTED, n, *bands, why_not,
                       pairs)  # fmt: skip
     open_ended = relative and not (np.isfinite(a).all() and np.isfinite(b).all())
-    mean, low, high = (float(values[place]) for values in (tested.mean, tested.low, tested.high))
-    verdict = judge(mean, low, high, relative, tolerance)
-    if relative:
-        mean, low, high = (math.expm1(min(one, 700.0)) for one in (mean, low, high))
+    ends = [float(values[place]) for values in (tested.mean, tested.low, tested.high)]
+    verdict = judge(ends[0], ends[1], ends[2], relative, tolerance)
+    mean: float | None
+    low: float | None
+    high: float | None
+    mean, low, high = (math.expm1(min(one, 700.0)) if relative else one for one in ends)
     note = (
         "unbounded in some runs: the change is at least in this direction, its size is not known"
         if open_ended
         else None
     )
+    too_few = len(pairs) < bound_from and verdict == SAME and not open_ended
+    if open_ended:
+        mean = None
+    if open_ended or too_few:
+        low = high = None
     return Effect(
-        figure.name, relative, levels[0], levels[1], None if open_ended else mean, None if open_ended else low,
-        None if open_ended else high, float(tested.p[place]), verdict, n, *bands, note, pairs,
+        figure.name, relative, levels[0], levels[1], mean, low, high, float(tested.p[place]), verdict, n, *bands, note,
+        pairs, bound_from if too_few else None,
     )  # fmt: skip
 
 
@@ -322,7 +339,14 @@ def _notes(a: Sequence[Facts], b: Sequence[Facts], differs: str | None) -> list[
     return notes
 
 
-def _check(warm_up: float, alpha: float, effect: float, power: float, tolerance: float) -> None:
+def check_options(
+    warm_up: float = WARM_UP,
+    alpha: float = ALPHA,
+    effect: float = EFFECT,
+    power: float = POWER,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Raises UserError for an option out of range, by its name."""
     for name, value, low, high in (
         ("--warm-up", warm_up, 0.0, 0.9),
         ("--alpha", alpha, 0.0005, 0.5),

@@ -45,6 +45,7 @@ class Effect:
     band_b: tuple[float | None, float | None] | None = None
     note: str | None = None
     pairs: tuple[tuple[float | None, float | None], ...] = ()  # value in A and B of each repeat; None: unbounded
+    bound_from: int | None = None  # too few pairs for an interval: so many would bound it; None: enough
 
     @property
     def significant(self) -> bool:

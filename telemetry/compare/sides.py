@@ -42,21 +42,27 @@ def list_groups(root: Path | None = None) -> list[str]:
     return [path.stem for path in sorted(folder.glob("*.json"), key=lambda one: one.stem, reverse=True)]
 
 
-def resolve_sides(a: str, b: str | None = None, root: Path | None = None) -> Sides:
-    """Both sides of a comparison.  UserError where a reference stands for nothing, or b is missing."""
+def resolve_sides(
+    a: str, b: str | None = None, root: Path | None = None, *, command: str = "tailspan compare"
+) -> Sides:
+    """Both sides of a comparison.  UserError where a reference stands for nothing, or b is missing.
+
+    command: what the references were given to, for the error.
+    """
     if b is None:
         if _is_group(a, root):
             return read_group(a, root)
+        resolve_side(a, root, command=command)
         known = ", ".join(list_groups(root)[:3]) or "none"
         raise UserError(
             f"{a!r} is one side, and no group of paired replays; groups: {known}",
-            where="tailspan compare",
+            where=command,
             remedy="name two sides, or a group that `tailspan run --repeats K --against URL` left",
         )
-    return resolve_side(a, root), resolve_side(b, root)
+    return resolve_side(a, root, command=command), resolve_side(b, root, command=command)
 
 
-def resolve_side(reference: str, root: Path | None = None) -> list[Bundle]:
+def resolve_side(reference: str, root: Path | None = None, *, command: str = "tailspan compare") -> list[Bundle]:
     """One side."""
     if "," in reference:
         return [Bundle.open(one.strip(), root) for one in reference.split(",") if one.strip()]
@@ -65,10 +71,10 @@ def resolve_side(reference: str, root: Path | None = None) -> list[Bundle]:
         return read_group(group, root)[0 if side == "A" else 1]
     if _is_group(reference, root):
         raise UserError(
-            f"group {reference} has two sides", where="tailspan compare",
+            f"group {reference} has two sides", where=command,
             remedy=f"name it alone, or one side of it: {reference}:A",
         )  # fmt: skip
-    return resolve_baseline(reference, root)
+    return resolve_baseline(reference, root, command)
 
 
 def read_group(group: str, root: Path | None = None) -> Sides:

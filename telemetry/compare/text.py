@@ -68,6 +68,8 @@ def cells(one: Effect) -> list[str]:
         for value in (one.a, one.b)
     ]
     interval = "–" if one.low is None or one.high is None else f"{amount(one.low, one)} … {amount(one.high, one)}"
+    if one.bound_from is not None:
+        interval = f"–, too few pairs for an interval ({one.bound_from} needed)"
     p = "–" if one.p is None else f"{one.p:.3f}" if one.p >= 0.001 else "< 0.001"
     verdict = one.verdict if one.verdict != UNTESTED else f"{one.verdict}: {one.note}"
     return [one.figure, *values, change_words(one), interval, p, verdict]

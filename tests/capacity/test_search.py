@@ -134,6 +134,22 @@ def test_a_server_that_holds_nothing_and_one_that_holds_all() -> None:
     assert ended(points, bounds) == search.NONE_HOLDS and EXIT_OF[search.NONE_HOLDS] == 1
     points = run(server(1e9), bounds)
     assert ended(points, bounds) == search.UNBOUNDED and believe(points) is None
+    assert EXIT_OF[search.UNBOUNDED] == 0, "at least so much is an answer"
+
+
+@pytest.mark.parametrize("most", range(3, 9))
+def test_no_run_is_kept_for_a_way_down_that_there_is_not(most: int) -> None:
+    bounds = Bounds(4.0, most_runs=most)
+    for never in (1e-6, 1e9):
+        assert len(run(server(never), bounds)) == most, "all are used to find both sides"
+    # The last run finds the other side: the answer is rough, and no way down is played.
+    found = run(server(4.0 * 2 ** (most - 1.5), 0.001), bounds)
+    assert [one.verdict for one in found] == [HELD] * (most - 1) + [BROKEN]
+    assert ended(found, bounds) == search.ROUGH and believe(found) is not None
+    # With both sides known in time, two are kept for it, and played.
+    found = run(server(5.0, 0.001), Bounds(4.0, 0.005, most_runs=most))
+    kinds = [one.kind for one in found]
+    assert kinds[-2:] == [OVERLOAD, DESCENT] if most > 3 else OVERLOAD not in kinds
 
 
 @pytest.mark.parametrize(("verdict", "how"), [(UNDECIDED, search.TOO_FEW), (names.INCOMPLETE, search.INCOMPLETE)])

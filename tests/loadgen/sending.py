@@ -13,7 +13,8 @@ import uvloop
 
 from loadgen.dispatch import Dispatcher
 from loadgen.job import Call, SendSettings
-from telemetry.parts import PartWriter, read_table
+from telemetry.part_writer import PartWriter
+from telemetry.parts import read_table
 from telemetry.schema import ATTEMPTS, REQUESTS
 from tests.loadgen.stub import Script, Stub
 

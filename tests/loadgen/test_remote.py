@@ -18,7 +18,8 @@ from models.errors import UserError
 from tailspan import main
 from telemetry import names
 from telemetry.bundle import Bundle
-from telemetry.parts import PartWriter, read_table
+from telemetry.part_writer import PartWriter
+from telemetry.parts import read_table
 from telemetry.schema import REQUESTS
 from tests.bundles import answered_row
 from tests.loadgen.place import COUNT, ROOT, WAIT_S, Place, chats, script, wait_for

@@ -16,7 +16,7 @@ from loadgen.rows import request_row
 from loadgen.stream import Answer
 from loadgen.textfacts import leak_counter, text_facts
 from telemetry import names
-from telemetry.parts import PartWriter
+from telemetry.part_writer import PartWriter
 from telemetry.schema import REQUESTS
 from tests.loadgen.stub import DONE, content, delta, event, finish, role, usage
 

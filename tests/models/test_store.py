@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import tailspan
 from models.errors import UserError
+from models.known import KNOWN
+from models.known_shapes import SHAPES
+from models.pull import pull
 from models.store import load, load_reference, resolve
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1\n"
@@ -112,6 +116,20 @@ def test_end_tokens_are_gathered_and_templates_found(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     (folder / "tokenizer_config.json").unlink()
     assert load_reference(str(folder)).template.source is None
+
+
+@pytest.mark.parametrize("name", [*sorted(SHAPES.keys() - KNOWN.keys()), "Llama-3.1-8B"])
+def test_a_model_whose_shape_alone_is_known_names_the_backend_that_has_it(name: str) -> None:
+    for ask in (resolve, load_reference, load, pull):
+        with pytest.raises(UserError, match="only --backend simulated has it") as caught:
+            ask(name)
+        assert repr(name) in caught.value.message and f"--model {name.lower()}" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
+def test_serving_such_a_model_says_so(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tailspan.main(["serve", "--model", "llama-3.1-8b", "--backend", backend, "--port", "0"]) == 4
+    assert "only --backend simulated has it" in capsys.readouterr().err
 
 
 def test_an_unknown_name_suggests_one() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,3 +50,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list
         patch.setenv("TAILSPAN_RUNS", str(root))
         part = stack.start_page(children, port=choose_port(0, "the page", "--ui-port"))
         yield part.url, bundles
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two runs of one trace: an older one at half the load, and one with a surge, drops and wrong answers."""
+    folder = tmp_path_factory.mktemp("runs")
+    for number, (load, seed) in enumerate(((0.5, 4), (0.9, 3)), start=1):
+        made_at = write_bundle(folder, 1_500, seed, load).path
+        path = made_at.rename(folder / f"20260101-00000{number}-aaaa")
+        manifest = json.loads((path / "manifest.json").read_text()) | {"run_id": path.name}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAILSPAN_RUNS", str(folder))
+        yield folder

@@ -299,7 +299,7 @@ def test_the_run_before_of_the_same_trace_is_compared_with(tmp_path: Path) -> No
         bundle = make_bundle(tmp_path / run_id, n=30, seed=1)
         path = bundle.path.rename(tmp_path / run_id / run_id)
         manifest = json.loads((path / "manifest.json").read_text())
-        manifest |= {"trace": {"name": trace}, "status": status, "run_id": run_id}
+        manifest |= {"trace": {"name": trace}, "status": status, "run_id": run_id, "created_unix_ns": int(run_id)}
         (path / "manifest.json").write_text(json.dumps(manifest))
         return path
 

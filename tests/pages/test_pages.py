@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import string
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.big_bundle import REPLICAS, write_bundle
-from dashboards import language, markup, oncall, palette
-from dashboards.facts import changed, checks, judged_anew, one_request, pairs, timeline, traffic, under_way, who
-from dashboards.figures import bars, change, steps
-from dashboards.language import CHINESE
+from dashboards import markup, oncall, palette
+from dashboards.facts import changed, judged_anew, one_request, pairs, timeline, who
+from dashboards.figures import change
 from dashboards.source import open_source
 from telemetry import names, slo
 from telemetry.bundle import Bundle
@@ -24,21 +19,7 @@ from telemetry.explain import explain
 from telemetry.explain.text import headline
 from telemetry.summary import Summary, format_seconds, summarize
 from tests.bundles import TARGET, answered_row, dropped_row, make_bundle
-from tests.pages.opening import APP, PAGES, open_page, text_of, tile
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two runs of one trace: an older one at half the load, and one with a surge, drops and wrong answers."""
-    folder = tmp_path_factory.mktemp("runs")
-    for number, (load, seed) in enumerate(((0.5, 4), (0.9, 3)), start=1):
-        made_at = write_bundle(folder, 1_500, seed, load).path
-        path = made_at.rename(folder / f"20260101-00000{number}-aaaa")
-        manifest = json.loads((path / "manifest.json").read_text()) | {"run_id": path.name}
-        (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAILSPAN_RUNS", str(folder))
-        yield folder
+from tests.pages.opening import PAGES, open_page, text_of, tile
 
 
 @pytest.fixture(scope="module")
@@ -390,68 +371,6 @@ def test_the_language_of_the_address_is_kept_by_links_and_the_switch(root: Path)
     links = [element.proto.query_string for element in page.get("page_link")]
     assert links
     assert all("lang=zh" in link and "run=" in link for link in links)
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
-
-
-def said_in_code() -> Iterator[tuple[str, str]]:
-    """Every text that is given to ``tr`` as it stands, with its file."""
-    for file in sorted(APP.parent.parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
-                continue
-            if node.func.id == "tr" and isinstance(node.args[0], ast.Constant):
-                yield str(node.args[0].value), file.name
-            translated = isinstance(node.args[0], ast.Name) and node.args[0].id == "tr"
-            if node.func.id == "map" and translated and isinstance(node.args[1], ast.Tuple):
-                for element in node.args[1].elts:
-                    assert isinstance(element, ast.Constant)
-                    yield str(element.value), file.name
-
-
-def said_from_tables() -> Iterator[str]:
-    """Texts that reach ``tr`` through a table of words."""
-    from dashboards import words
-    from dashboards.figures import timeline as figures
-    from dashboards.pages import traces
-
-    yield from names.LABELS
-    yield from palette.PHASE_WORDS.values()
-    yield from palette.PHASE_MEANING.values()
-    yield from (palette.reason_words(reason) for reason in (*names.DROP_REASONS, *names.INVALID_REASONS))
-    yield from palette._REASON_WORDS.values()
-    yield from words.MEASURES.values()
-    yield from (head for head in (*words.PERCENTILE_HEADER, *words.SLOW_HEADER) if head)
-    yield from (word for word, _ in figures._STRIP.values())
-    yield from oncall._DIMENSION_WORDS.values()
-    yield from one_request.LAYERS
-    yield from steps.KIND_COLOURS
-    yield from bars.GAUGE_COLOURS
-    yield from checks.COUNTERS.values()
-    yield from under_way.GAUGES.values()
-    yield from traces._FACTS.values()
-    yield from traffic.LENGTHS.values()
-    yield from ("memory", "compute", "overhead", "half or more", "less than half", "milliseconds", "seconds")
-    for node in ast.walk(ast.parse(Path(one_request.__file__).read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Seen":
-            assert isinstance(node.args[1], ast.Constant)
-            yield str(node.args[1].value)
-
-
-def test_every_text_has_a_chinese_one_with_the_same_placeholders() -> None:
-    wanted = {text for text, _ in said_in_code()} | set(said_from_tables())
-    assert sorted(wanted - CHINESE.keys()) == []
-    assert sorted(CHINESE.keys() - wanted) == []
-
-    def holes(text: str) -> set[str]:
-        return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
-
-    assert {text for text in wanted if "{" in text and holes(text) != holes(CHINESE[text])} == set()
-
-
-def test_a_locale_chooses_the_language() -> None:
-    assert [language.guess(locale) for locale in ("zh-CN", "zh", "en-GB", None, "de")] == ["zh", "zh", "en", "en", "en"]
 
 
 def made(root: Path, rows: list[dict[str, object]]) -> Bundle:

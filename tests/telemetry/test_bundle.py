@@ -99,6 +99,21 @@ def test_runs_are_found_by_path_id_prefix_and_latest(tmp_path: Path, monkeypatch
         resolve("latest", tmp_path / "none")
 
 
+def test_the_order_of_runs_is_that_of_their_starts_whatever_the_folders_are_called(tmp_path: Path) -> None:
+    newest_run = fake_run(tmp_path, "20250101-000000-aaaa", 1_735_689_600_000_000_002)
+    copied = fake_run(tmp_path, "copy-of-a-run", 1_735_689_600_000_000_001)
+    later_name = fake_run(tmp_path, "20991231-235959-bbbb", 1_735_689_600_000_000_000)
+    same_moment = fake_run(tmp_path, "20200101-000000-cccc", 1_735_689_600_000_000_000)
+    assert list_runs(tmp_path) == [newest_run, copied, later_name, same_moment]
+    assert resolve("latest", tmp_path) == newest_run
+    # Where the manifest says nothing, the id's time stands in; a name without a time is the oldest.
+    for name, text in (("20300101-000000-dddd", "{"), ("nameless", '{"created_unix_ns": "now"}'), ("list", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(text)
+    found = [path.name for path in list_runs(tmp_path)]
+    assert found[:2] == ["20300101-000000-dddd", newest_run.name] and found[-2:] == ["nameless", "list"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -16,10 +16,13 @@ from tests.bundles import make_bundle
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
 @pytest.mark.parametrize(("overload", "code"), [(False, names.EXIT_OK), (True, names.EXIT_SLO_BROKEN)])
-def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(tmp_path: Path, overload: bool, code: int) -> None:
+def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(
+    tmp_path: Path, overload: bool, code: int, more: list[str]
+) -> None:
     bundle = make_bundle(tmp_path, n=200, seed=2, overload=overload)
-    argv = [sys.executable, "-m", "tailspan", "gate", str(bundle.path)]
+    argv = [sys.executable, "-m", "tailspan", "gate", str(bundle.path), *more]
     reader, writer = os.pipe()
     os.close(reader)
     environment = {key: value for key, value in os.environ.items() if key != "GITHUB_STEP_SUMMARY"}
@@ -28,6 +31,33 @@ def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(tmp_path: Pa
     finally:
         os.close(writer)
     assert (done.returncode, b"Traceback" in done.stderr) == (code, False), done.stderr
+
+
+FULL = 'exec "$@" > /dev/full'
+CLOSED = 'exec "$@" >&-'
+
+
+def in_shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of ours whose streams a shell has set up."""
+    argv = ["sh", "-c", line, "sh", sys.executable, "-m", "tailspan", *words]
+    environment = {key: value for key, value in os.environ.items() if key != "GITHUB_STEP_SUMMARY"}
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+@pytest.mark.parametrize("words", [["gate"], ["slo", "list"]])
+def test_a_full_output_is_an_error_that_says_so_and_a_closed_one_is_none(tmp_path: Path, words: list[str]) -> None:
+    code = names.EXIT_OK
+    if words[0] == "gate":
+        words = [*words, str(make_bundle(tmp_path, n=200, seed=2, overload=True).path)]
+        code = names.EXIT_SLO_BROKEN
+    done = in_shell(FULL, *words)
+    assert done.returncode == names.EXIT_USAGE
+    said = done.stderr.splitlines()
+    assert said[-2] == "error: standard output: cannot be written: No space left on device", done.stderr
+    assert said[-1].endswith(f"exit code {code}") and "Traceback" not in done.stderr
+    for line in (CLOSED, 'exec "$@" 2>&-', 'exec "$@" 2>/dev/full')[: 1 if code else 3]:
+        done = in_shell(line, *words)
+        assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (code, False), (line, done.stderr)
 
 
 @pytest.mark.parametrize("table", ["requests", "series"])

@@ -122,6 +122,24 @@ def test_five_pairs_cannot_be_tested_exactly_and_the_result_says_so() -> None:
     assert compare_facts(*sides(6, slower=1.5)).method == PAIRED
 
 
+def test_with_too_few_pairs_for_an_interval_none_is_printed() -> None:
+    assert [max_t.pairs_to_bound(0.05, figures) for figures in (1, 6, 12)] == [2, 3, 3]
+    assert max_t.pairs_to_bound(0.0005, 12) == 5
+    needed = max_t.pairs_to_bound(0.05, len(FIGURES))
+    for pairs in (2, 3, 6):
+        found = compare_facts(*sides(pairs))
+        for one in found.effects:
+            assert one.verdict == SAME and (one.low is None) == (one.high is None) == (pairs < needed)
+            assert one.bound_from == (needed if pairs < needed else None)
+        said = f"too few pairs for an interval ({needed} needed)"
+        assert markdown(found).count(said) == (len(found.effects) if pairs < needed else 0)
+    # A change that two pairs do show keeps its interval.
+    a, b = sides(2, slower=3.0)
+    same = [replace(one, times=a[0].times) for one in a], [replace(one, times=b[0].times) for one in b]
+    changed = [one for one in compare_facts(*same).effects if one.verdict == WORSE]
+    assert changed and all(one.low is not None and one.low > 0 and one.bound_from is None for one in changed)
+
+
 def test_differences_without_any_spread_do_no_harm() -> None:
     same, moved = max_t.test(np.zeros((6, 2)), 0.05), max_t.test(np.full((6, 2), 0.3), 0.05)
     assert (same.p == 1).all() and (same.low == 0).all()

@@ -16,7 +16,8 @@ import pytest
 
 from models.errors import UserError
 from telemetry import parts
-from telemetry.parts import END_OF_STREAM, VERSION_KEY, PartWriter, compact, read_table
+from telemetry.part_writer import PartWriter
+from telemetry.parts import END_OF_STREAM, VERSION_KEY, compact, read_table
 
 SCHEMA = pa.schema(
     [pa.field("index", pa.int64(), nullable=False), ("text", pa.string()), ("gaps", pa.list_(pa.float32()))]
@@ -113,7 +114,7 @@ def test_kill_9_loses_at_most_what_was_not_flushed(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import pyarrow as pa
-from telemetry.parts import PartWriter
+from telemetry.part_writer import PartWriter
 writer = PartWriter(Path(sys.argv[1]), pa.schema([("index", pa.int64()), ("text", pa.string())]), "w")
 index = 0
 while True:
@@ -145,7 +146,8 @@ import resource, sys
 from pathlib import Path
 import pyarrow as pa
 from models.errors import UserError
-from telemetry.parts import PartWriter, read_table
+from telemetry.part_writer import PartWriter
+from telemetry.parts import read_table
 folder, schema = Path(sys.argv[1]), pa.schema([("index", pa.int64()), ("text", pa.string())])
 writer = PartWriter(folder, schema, "w")
 index, whole = 0, True

@@ -56,12 +56,12 @@ def test_a_sound_bundle_passes(tmp_path: Path, overload: bool) -> None:
 @pytest.mark.parametrize(
     ("damage", "name", "said"),
     [
-        (lambda rows: rows.append(dict(rows[3])), "indices", "1 requests have several rows"),
-        (lambda rows: rows[3].update(index=77), "indices", "1 rows are outside"),
+        (lambda rows: rows.append(dict(rows[3])), "indices", "1 request has several rows"),
+        (lambda rows: rows[3].update(index=77), "indices", "1 row is outside"),
         (lambda rows: rows[3].update(phase_queue_s=None), "phases", "9 of 10 answered rows"),
         (lambda rows: rows[3].update(phase_queue_s=0.022), "phase sums", "1 ms allowed"),
         (lambda rows: rows[3].update(server_duration_s=5.0, phase_decode_s=4.804), "network", "1 of 10 answers"),
-        (lambda rows: rows[3].update(first_token_s=0.5), "moments", "1 rows go back"),
+        (lambda rows: rows[3].update(first_token_s=0.5), "moments", "1 row goes back"),
     ],
 )
 def test_damaged_rows_are_named(tmp_path: Path, damage: Callable[[Rows], None], name: str, said: str) -> None:

@@ -167,7 +167,7 @@ def test_the_command_checks_explains_and_refuses(tmp_path: Path, capsys: pytest.
     good.write_text(RULES)
     bad.write_text(RULES.replace("goodput >= 95 %", "goodput <= 95 %"))
     assert tailspan.main(["slo", "check", str(good), "chat"]) == 0
-    assert "joined, 1 classes, 4 objectives" in capsys.readouterr().out
+    assert "joined, 1 class, 4 objectives" in capsys.readouterr().out
     assert tailspan.main(["slo", "check", str(good), str(bad)]) == 4
     told = capsys.readouterr()
     assert f"{bad}:9" in told.err and "remedy: use >=" in told.err and "ok    " in told.out

@@ -142,6 +142,7 @@ class Dispatcher:
         self._zero_ns = zero_ns
         self.vitals.begin()
         self._flushed_ns = time.monotonic_ns()
+        self._openers.begin(all_seen=self._exhausted)
         self._alarm = alarm(self._ring)
         self._pulse = alarm(self._beat)
         self._pulse.set(self.vitals.next_beat_ns)

@@ -37,7 +37,7 @@ CHUNKS: Final = 16
 EVENTS: Final = CHUNKS + 3  # of a stream: the tokens, the finish, the usage and [DONE]
 FIRST_RATE: Final = 500.0
 LEAST_RATE: Final = 50.0  # below it the machine is no place for a load generator
-START_NS: Final = 300_000_000
+START_NS: Final = 1_000_000_000  # as in a real run
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from loadgen import flight as flight_module
 from loadgen.dispatch import LOOK_AHEAD
 from loadgen.http import Limits, Origin, Pool
-from loadgen.openers import MOMENT_NS, MOST, Openers
+from loadgen.openers import MOMENT_NS, MOST, WIDTH, Openers
 from loadgen.quantiles import Quantiles
 from loadgen.sender import connection_warnings
 from telemetry import names
@@ -358,6 +358,38 @@ def test_only_bursts_that_come_soon_have_their_connections_opened(
             openers.open(now_ns)
             await asyncio.gather(*openers._tasks)
             assert len(pool) == pool.idle == opened
+            pool.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("moments_ns", "all_seen", "most", "opened"),
+    [
+        ([0, 40_000_000, 200_000_000, 300_000_000], False, None, 3),
+        ([0, 40_000_000], True, None, 0),  # two find no queue of those that connect
+        ([300_000_000] * 9, True, None, 0),  # not of the beginning
+        ([n * 10_000_000 for n in range(6)], True, None, 6),  # there are no more
+        ([n * 10_000_000 for n in range(6)], False, None, 30),  # 6 in 50 ms go on at this rate
+        ([n * 10_000_000 for n in range(6)], False, 8, 8),  # no more than may be in use at once
+    ],
+)
+def test_calls_of_the_first_moments_have_their_connections_opened_few_at_a_time(
+    moments_ns: list[int], all_seen: bool, most: int | None, opened: int
+) -> None:
+    async def work() -> None:
+        async with Stub(lambda request: GOOD) as stub:
+            pool = Pool(Origin.parse(stub.url), Limits())
+            await pool.resolve()
+            openers = Openers([pool], 10.0, most)
+            for moment in moments_ns:
+                openers.see(moment)
+            openers.begin(all_seen=all_seen)
+            assert len(openers._tasks) == min(opened, WIDTH)
+            await asyncio.gather(*openers._tasks)
+            assert len(pool) == pool.idle == opened
+            openers.begin(all_seen=all_seen)
+            assert not openers._tasks, "those that are open are enough"
             pool.close()
 
     run(work())

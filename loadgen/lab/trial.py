@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -82,7 +82,15 @@ class Trial:
             "right": self.right,
             "seconds": round(self.seconds, 2),
             "folder": self.folder,
+            "a": list(self.a),
+            "b": list(self.b),
         }
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Trial:
+        """From ``to_dict``."""
+        pairs = {name: tuple(found[name]) for name in ("truth", "said", "a", "b")}
+        return cls(**{name: value for name, value in found.items() if name != "right"} | pairs)
 
 
 def sides(scenario: Scenario, twin: Twin, load: float, seed: int, requests: int) -> tuple[World, World, Any]:
@@ -155,11 +163,16 @@ def virtual(
     began = time.monotonic()
     # a folder's name must not say what was done to it
     folder = root / f"{random.Random(f'lab folder {scenario.id} {load} {seed}').getrandbits(40):010x}"
-    folder.mkdir(parents=True, exist_ok=True)
-    a, b, size = record(scenario, twin, slo, folder, load=load, seed=seed, pairs=pairs, requests=requests)
-    return scored(
-        scenario, explain, a, b, way=VIRTUAL, load=load, seed=seed, size=size, folder=folder, keep=keep, began=began
-    )
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run: the same trial, and no other's bundles beside it
+    folder.mkdir(parents=True)
+    try:
+        a, b, size = record(scenario, twin, slo, folder, load=load, seed=seed, pairs=pairs, requests=requests)
+        return scored(
+            scenario, explain, a, b, way=VIRTUAL, load=load, seed=seed, size=size, folder=folder, keep=keep, began=began
+        )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # half a trial tells nothing
+        raise
 
 
 def scored(

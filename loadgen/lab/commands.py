@@ -103,6 +103,8 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
                 "the same command with --resume goes on"
             )
             raise
+        place = {one.id: at for at, one in enumerate(asked)}
+        found.sort(key=lambda one: (place[one.scenario], one.load, one.seed))
         if markdown is not None:
             markdown.write_text(matrix.markdown(found) + "\n", encoding="utf-8")
         typer.echo(json.dumps(matrix.to_dict(found), indent=2) if as_json else matrix.text(found))

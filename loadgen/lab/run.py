@@ -55,32 +55,42 @@ def trials(
     policy = slo.load("chat")
     servers: Servers | None = None
     try:
-        for scenario in scenarios:
-            for load in loads or scenario.loads:
-                for seed in seeds:
-                    question = question_of(
-                        scenario, way, load=load, seed=seed, pairs=pairs, requests=requests, twin=through_twin
-                    )
-                    trial = kept.known(question)
-                    if trial is not None:
-                        say(f"{_line(trial)} (kept)")
-                        yield trial
-                        continue
-                    if way == VIRTUAL:
-                        trial = virtual(
-                            scenario, twin, explain, policy, root, load=load, seed=seed, pairs=pairs,
-                            requests=requests, keep=keep,
-                        )  # fmt: skip
-                    else:
-                        servers = servers or Servers(way, root)
-                        trial = servers.trial(scenario, explain, load=load, seed=seed, pairs=pairs, keep=keep)
-                    kept.add(question, trial)
-                    where = f" {trial.folder}" if trial.folder and not trial.right else ""
-                    say(f"{_line(trial)} ({trial.seconds:.1f} s){where}")
-                    yield trial
+        for scenario, load, seed in in_turn(scenarios, loads, seeds):
+            question = question_of(
+                scenario, way, load=load, seed=seed, pairs=pairs, requests=requests, twin=through_twin
+            )
+            trial = kept.known(question)
+            if trial is not None:
+                say(f"{_line(trial)} (kept)")
+                yield trial
+                continue
+            if way == VIRTUAL:
+                trial = virtual(
+                    scenario, twin, explain, policy, root, load=load, seed=seed, pairs=pairs, requests=requests,
+                    keep=keep,
+                )  # fmt: skip
+            else:
+                servers = servers or Servers(way, root)
+                trial = servers.trial(scenario, explain, load=load, seed=seed, pairs=pairs, keep=keep)
+            kept.add(question, trial)
+            where = f" {trial.folder}" if trial.folder and not trial.right else ""
+            say(f"{_line(trial)} ({trial.seconds:.1f} s){where}")
+            yield trial
     finally:
         if servers is not None:
             servers.close()
+
+
+def in_turn(
+    scenarios: Sequence[Scenario], loads: Sequence[float] | None, seeds: Sequence[int]
+) -> Iterator[tuple[Scenario, float, int]]:
+    """Seed by seed, so that a run that is stopped has some of every scenario; then by load, since scenarios share
+    their healthy side."""
+    for seed in seeds:
+        for load in dict.fromkeys(load for one in scenarios for load in loads or one.loads):
+            for one in scenarios:
+                if load in (loads or one.loads):
+                    yield one, load, seed
 
 
 def _line(trial: Trial) -> str:

@@ -8,8 +8,8 @@
     virtual: {change: engine_speed, size: [1.25, 2.0]}      # in virtual time (loadgen.lab.changes)
     real: {faults: [{name: slow_step, size: [15, 60]}]}     # on a server process (loadgen.lab.processes)
 
-A number that is a list of two is drawn between them, anew for each seed.  No value was chosen by looking at what the
-diagnosis says of it.  Must always hold: an unknown key, change or cause is refused with its place.
+A number that is a list of two is drawn between them, anew for each seed.  docs/lab.md has what was adjusted after a
+first look.  Must always hold: an unknown key, class or cause is refused with its place.
 """
 
 from __future__ import annotations
@@ -111,6 +111,9 @@ def read(path: Path) -> Scenario:
     _known(real, _REAL, f"{where}: real")
     if not virtual and not real:
         raise UserError("neither virtual nor real says what is done", where=where)
+    for played in (virtual, *(virtual.get("also") or ())) if virtual else ():
+        if not isinstance(played, dict) or not isinstance(played.get("change"), str):
+            raise UserError(f"no change is named in {played!r}", where=f"{where}: virtual", remedy="see docs/lab.md")
     check_verdict(expect["label"], expect["cause"], where=f"{where}: expect")
     if expect.get("then") is not None:
         check_verdict(expect["label"], expect["then"], where=f"{where}: expect: then")

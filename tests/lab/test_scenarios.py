@@ -11,6 +11,7 @@ import pytest
 from loadgen.lab import kept, matrix
 from loadgen.lab.changes import CHANGES
 from loadgen.lab.proxy import KINDS
+from loadgen.lab.run import in_turn
 from loadgen.lab.scenario import REAL, VIRTUAL, Scenario, drawn, find, read, shipped
 from loadgen.lab.trial import Trial
 from models.errors import UserError
@@ -84,6 +85,7 @@ def test_numbers_are_drawn_within_their_range_and_by_the_seed() -> None:
         ("id: Q\ntitle: t\nexpect: {label: late, cause: x}\nloads: [9]\nvirtual: {change: nothing}\n", "loads are"),
         ("id: Q\ntitle: t\nexpect: {label: late, cause: reset}\nvirtual: {change: nothing}\n", "no cause of late"),
         ("id: Q\ntitle: t\nexpect: {label: late, cause: arrivals, then: x}\nreal: {load: {}}\n", "no cause of late"),
+        ("id: Q\ntitle: t\nexpect: {label: late, cause: arrivals}\nvirtual: {size: 2}\n", "no change is named"),
         ("- a\n", "a block of"),
         ("a: [\n", "not YAML"),
     ],
@@ -175,7 +177,15 @@ def test_a_scenario_that_is_no_yaml_is_one_line_with_its_place(tmp_path: Path) -
     assert caught.value.where == f"{file}:3" and caught.value.remedy and "\n" not in caught.value.message
 
 
-# --- trials on disk ---
+# --- trials on disk, and their order ---
+def test_each_seed_plays_every_scenario_at_each_of_its_loads_before_the_next() -> None:
+    chosen = find(["S9", "S13"])
+    found = [(one.id, load, seed) for one, load, seed in in_turn(chosen, None, [4, 5])]
+    assert found[:4] == [("S9", 0.5, 4), ("S9", 0.8, 4), ("S13", 0.9, 4), ("S13", 1.1, 4)]
+    assert [seed for *_, seed in found] == [4] * 4 + [5] * 4
+    assert [one.id for one, *_ in in_turn(chosen, [0.7], [1])] == ["S9", "S13"]
+
+
 def test_trials_are_taken_over_only_for_the_same_question_and_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

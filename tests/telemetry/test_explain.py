@@ -217,6 +217,16 @@ def test_retries_that_multiply_the_load_are_told_from_capacity(tmp_path: Path) -
     )
 
 
+@pytest.mark.parametrize(("ends", "cause"), [(True, "retries"), (False, "hang")])
+def test_a_pause_that_ends_with_requests_asked_again_is_no_hang(tmp_path: Path, ends: bool, cause: str) -> None:
+    def stall(k: int, row: dict[str, Any]) -> dict[str, Any]:
+        lost = k > 100 and (k < 200 or not ends)
+        return dropped_row(k, k * 0.1, names.HANG, attempts=4) if lost else row
+
+    found = verdict(tmp_path, stall)
+    assert found.verdict == ("dropped", cause), markdown(found)
+
+
 def test_time_that_earlier_attempts_took_is_no_network(tmp_path: Path) -> None:
     def again(k: int, row: dict[str, Any]) -> dict[str, Any]:
         if k % 2:

@@ -26,7 +26,8 @@ def inject(
     What it was goes into the file ``truth`` alone, beside what earlier trials were.
     """
     draw = random.Random(f"lab blind {seed}")
-    scenario = draw.choice([one for one in shipped() if VIRTUAL in one.ways])
+    # one fault each: an answer names one cause
+    scenario = draw.choice([one for one in shipped() if VIRTUAL in one.ways and not one.then])
     load = draw.choice(scenario.loads)
     name = f"{draw.getrandbits(32):08x}"
     a, b, size = record(

@@ -99,7 +99,7 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         except KeyboardInterrupt:
             every_one = seeds * sum(len(load or one.loads) for one in asked)
             _say(
-                f"{len(found)} of {every_one} trials are done and kept in {kept.path}; the one under way is lost; "
+                f"interrupted: {len(found)} of {every_one} trials are done and kept in {kept.path}; the one under way is lost; "
                 "the same command with --resume goes on"
             )
             raise

@@ -99,8 +99,8 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         except KeyboardInterrupt:
             every_one = seeds * sum(len(load or one.loads) for one in asked)
             _say(
-                f"interrupted: {len(found)} of {every_one} trials are done and kept in {kept.path}; the one under way is lost; "
-                "the same command with --resume goes on"
+                f"interrupted: {len(found)} of {every_one} trials are done and kept in {kept.path}; the one under way "
+                "is lost; the same command with --resume goes on"
             )
             raise
         place = {one.id: at for at, one in enumerate(asked)}

@@ -132,12 +132,14 @@ accept-peers: $(VENV)/.run ## real TARGETS (vllm,llama.cpp) under the load gener
 	@$(BIN)/python -m benchmarks.accept_peers --peers $(TARGETS)
 
 SEEDS ?= 5
-accept-lab: $(VENV)/.run ## every scenario of the lab in virtual time, SEEDS (5) of each at two loads: the confusion matrix; hours
-	@$(BIN)/tailspan lab run --all --seeds $(SEEDS) --runs build/lab --markdown build/lab.md
+FIRST_SEED ?= 101
+accept-lab: $(VENV)/.run ## every scenario of the lab in virtual time, SEEDS (5) of each at two loads: the confusion matrix; goes on where it was stopped
+	@$(BIN)/tailspan lab run --all --seed $(FIRST_SEED) --seeds $(SEEDS) --resume --runs build/lab --markdown build/lab.md
 
 accept-lab-real: $(VENV)/.run ## the scenarios that a real engine can have, SEEDS (5) of each; most of a day, so name a smaller SEEDS
 	@echo "== quiet the machine first"
-	@$(BIN)/tailspan lab run --all --way real --seeds $(SEEDS) --runs build/lab-real --markdown build/lab-real.md
+	@$(BIN)/tailspan lab run --all --way real --seed $(FIRST_SEED) --seeds $(SEEDS) --resume --runs build/lab-real \
+		--markdown build/lab-real.md
 
 WATCH_MINUTES ?= 60
 accept-watch: $(VENV)/.run ## tailspan watch for WATCH_MINUTES (60), a fault in the middle: seen in 2 minutes, called by name, memory level

@@ -1,7 +1,10 @@
 """One cause for every late, wrong or dropped request, from the facts of its row: the table behind ``telemetry.layer``.
 
-Owns the vocabulary of causes, the layer that each belongs to and the rule that assigns it.  Must always hold: a request
-has at most one cause; a fact that is unknown (null) points nowhere; what the rows cannot tell is UNKNOWN, not a guess.
+Owns the vocabulary of causes, the layer that each belongs to and the rule that assigns it: of single requests, where
+they lost their time ("queue").  Why a run got worse than another ("arrivals") has a vocabulary of its own in
+telemetry.explain.causes: there a queue is a symptom, and a name that both have (hang) is told by other evidence.  Must
+always hold: a request has at most one cause; a fact that is unknown (null) points nowhere; what the rows cannot tell is
+UNKNOWN, not a guess.
 """
 
 from __future__ import annotations

@@ -191,6 +191,9 @@ class TwinAccount:
 class Twin(Protocol):
     """The engine in virtual time.  Raises UserError for what no engine could be started with."""
 
+    def __hash__(self) -> int:
+        """The same for twins that replay alike, so that what they said can be kept."""
+
     def account(self, setting: TwinSetting) -> TwinAccount:
         """What the engine of a setting is, without playing anything."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from loadgen.lab.scenario import VIRTUAL, shipped
+from loadgen.lab.scenario import VIRTUAL, check_verdict, shipped
 from loadgen.lab.trial import record
 from models.errors import UserError
 from telemetry import slo
 from telemetry.bundle import Bundle
 from telemetry.parts import write_atomically
 from telemetry.twin import Twin
+
+_REMEDY: Final = "make one with `tailspan lab blind`, or name the file that it printed with --truth"
 
 
 def inject(
@@ -24,7 +26,8 @@ def inject(
     What it was goes into the file ``truth`` alone, beside what earlier trials were.
     """
     draw = random.Random(f"lab blind {seed}")
-    scenario = draw.choice([one for one in shipped() if VIRTUAL in one.ways])
+    # one fault each: an answer names one cause
+    scenario = draw.choice([one for one in shipped() if VIRTUAL in one.ways and not one.then])
     load = draw.choice(scenario.loads)
     name = f"{draw.getrandbits(32):08x}"
     a, b, size = record(
@@ -38,8 +41,9 @@ def inject(
 
 
 def reveal(name: str, said: tuple[str, str], truth: Path) -> str:
-    """What it was, and whether the answer was right.  Raises UserError for a trial that is not known."""
+    """What it was, and whether the answer was right.  Raises UserError for a trial, class or cause not known."""
     known = _read(truth)
+    check_verdict(*said, where="tailspan lab reveal")
     if name not in known:
         raise UserError(f"no trial {name!r}", where=str(truth), remedy=f"one of {', '.join(known)}")
     was = known[name]["scenario"]
@@ -53,6 +57,9 @@ def reveal(name: str, said: tuple[str, str], truth: Path) -> str:
 def _read(truth: Path) -> dict[str, Any]:
     try:
         found = json.loads(truth.read_bytes())
+    except FileNotFoundError:
+        raise UserError("no blind trial is known here", where=str(truth), remedy=_REMEDY) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(truth), remedy="tailspan lab blind") from None
+        said = getattr(error, "strerror", None) or "it is no JSON"
+        raise UserError(f"cannot be read: {said}", where=str(truth), remedy=_REMEDY) from None
     return dict(found)

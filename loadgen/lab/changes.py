@@ -79,10 +79,14 @@ def cold_start(world: World, size: float, draw: random.Random) -> World:
 
 
 def retries(world: World, size: float, draw: random.Random) -> World:
-    """One stall of ``size`` times the client's patience, in the middle of the run."""
+    """One stall of ``size`` times the client's patience, in the middle of the run.
+
+    It is over before the last to come makes its last attempt: what nobody sees the end of is a hang.
+    """
     at = draw.uniform(0.3, 0.5) * _length(world)
-    pause = size * (world.patience.total_s if world.patience and world.patience.total_s else world.timeout_s)
-    return _setting(world, pauses=((at, pause),))
+    limit = world.patience.total_s if world.patience and world.patience.total_s else world.timeout_s
+    attempts = 0 if world.patience is None else world.patience.retries
+    return _setting(world, pauses=((at, min(size * limit, _length(world) + attempts * limit - at)),))
 
 
 def hang(world: World, size: float, draw: random.Random) -> World:
@@ -150,8 +154,8 @@ def nothing(world: World, size: float, draw: random.Random) -> World:
 
 
 def impatient(world: World) -> World:
-    """Clients of both sides give up after four times a healthy server's slow answer, and try three times more."""
-    limit = 4 * world.notes["e2e_p99_s"]
+    """Clients of both sides give up after twice a healthy server's slow answer, and try three times more."""
+    limit = 2 * world.notes["e2e_p99_s"]
     # no budget holds these users back: with one there is no storm
     patience = Patience(total_s=limit, retries=3, backoff_s=limit / 20, factor=1.5, jitter=0.5, budget=3.0)
     return replace(world, patience=patience, timeout_s=limit)

@@ -6,6 +6,7 @@ The engine's twin is handed in by the command line: this folder does not know th
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,6 +58,9 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         requests: Requests = 400,
         runs: Root = Path("runs/lab"),
         keep: Annotated[str, typer.Option("--keep", help="Bundles kept: all, wrong or none.")] = "wrong",
+        resume: Annotated[
+            bool, typer.Option("--resume", help="Go on: trials in RUNS/trials.jsonl are not played again.")
+        ] = False,
         markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the matrix to this file.")] = None,
         through_twin: Annotated[
             bool, typer.Option("--twin", help="Explain through the engine's own scheduler (slower).")
@@ -67,24 +71,40 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         from functools import partial
 
         from loadgen.lab import matrix
+        from loadgen.lab.kept import Kept
         from loadgen.lab.run import chosen, trials
         from telemetry.explain import explain
 
         asked = chosen(scenarios or [], every=every, way=way)
         known = twin()
-        found = trials(
-            asked,
-            known,
-            partial(explain, twin=known if through_twin else None),
-            runs,
-            way=way,
-            seeds=range(seed, seed + seeds),
-            loads=load,
-            pairs=pairs,
-            requests=requests,
-            keep=keep,
-            say=_say,
-        )
+        kept = Kept(runs, resume=resume)
+        found = []
+        try:
+            for trial in trials(
+                asked,
+                known,
+                partial(explain, twin=known if through_twin else None),
+                runs,
+                way=way,
+                seeds=range(seed, seed + seeds),
+                loads=load,
+                pairs=pairs,
+                requests=requests,
+                keep=keep,
+                kept=kept,
+                through_twin=through_twin,
+                say=_say,
+            ):
+                found.append(trial)
+        except KeyboardInterrupt:
+            every_one = seeds * sum(len(load or one.loads) for one in asked)
+            _say(
+                f"interrupted: {len(found)} of {every_one} trials are done and kept in {kept.path}; the one under way "
+                "is lost; the same command with --resume goes on"
+            )
+            raise
+        place = {one.id: at for at, one in enumerate(asked)}
+        found.sort(key=lambda one: (place[one.scenario], one.load, one.seed))
         if markdown is not None:
             markdown.write_text(matrix.markdown(found) + "\n", encoding="utf-8")
         typer.echo(json.dumps(matrix.to_dict(found), indent=2) if as_json else matrix.text(found))
@@ -103,10 +123,11 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         from loadgen.lab.blind import inject
 
         name, a, b = inject(twin(), runs, truth, seed=seed, pairs=pairs, requests=requests)
+        sides = " ".join(shlex.quote(",".join(str(one.path) for one in side)) for side in (a, b))
         typer.echo(f"trial {name}: something is different in B, or nothing is")
-        typer.echo(f"A  {' '.join(str(one.path) for one in a)}")
-        typer.echo(f"B  {' '.join(str(one.path) for one in b)}")
-        typer.echo(f"then: tailspan lab reveal {name} --label LABEL --cause CAUSE --truth {truth}")
+        typer.echo(f"look:  tailspan compare {sides}")
+        typer.echo(f"why:   tailspan explain {sides}")
+        typer.echo(f"say:   tailspan lab reveal {name} --truth {shlex.quote(str(truth))} --label LABEL --cause CAUSE")
 
     @app.command("reveal")
     def reveal_command(

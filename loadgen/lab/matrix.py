@@ -1,7 +1,8 @@
 """How often the diagnosis was right: a confusion matrix over (class, cause), with "unknown" as a column.
 
 Scores: top-1 cause, class, and workload against fault as F1 (positive: a change that lies in the server).
-A trial whose explanation is "unknown" counts as wrong in the first, and by its label in the second.
+A trial whose explanation is "unknown" counts as wrong in the first, and by its label in the second.  The third leaves
+out runs that are not valid, which say nothing of the server, and trials that have both at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from loadgen.lab.scenario import NONE
+from loadgen.lab.scenario import INVALID, NONE
 from loadgen.lab.trial import Trial
 
 UNKNOWN: Final = "unknown"
@@ -53,7 +54,7 @@ def name_of(verdict: tuple[str, str]) -> str:
 
 def score(trials: Sequence[Trial]) -> Score:
     """Of all trials."""
-    judged = [one for one in trials if one.truth[0] != "invalid"]  # an invalid run says nothing of the server
+    judged = [one for one in trials if one.truth[0] != INVALID and not _both(one)]
     faults = [one.truth[1] not in WORKLOAD for one in judged]
     called = [one.said[1] not in WORKLOAD and one.said[1] != UNKNOWN for one in judged]
     hits = sum(a and b for a, b in zip(faults, called, strict=True))
@@ -70,6 +71,11 @@ def score(trials: Sequence[Trial]) -> Score:
         two=sum(bool(one.then) for one in trials),
         ordered=sum(one.right and one.second == one.then for one in trials if one.then),
     )
+
+
+def _both(trial: Trial) -> bool:
+    """A change of the workload and a fault at once: neither answer would be wrong."""
+    return bool(trial.then) and (trial.truth[1] in WORKLOAD) != (trial.then in WORKLOAD)
 
 
 def matrix(trials: Sequence[Trial]) -> tuple[list[str], list[str], Counter[tuple[str, str]]]:

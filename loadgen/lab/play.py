@@ -217,6 +217,6 @@ def _named(run: TwinRun, replica: int) -> pa.Table:
     return pa.Table.from_pylist(steps, schema=STEPS)
 
 
-def change_draw(seed: int) -> random.Random:
-    """Moments and places of a change; apart from what the world is drawn by."""
-    return random.Random(f"lab change {seed}")
+def change_draw(seed: int, at: int = 0) -> random.Random:
+    """Moments and places of a change, the at-th of several; apart from what the world is drawn by."""
+    return random.Random(f"lab change {seed} {at}" if at else f"lab change {seed}")

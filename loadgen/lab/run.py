@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from loadgen.lab.kept import Kept, question_of
 from loadgen.lab.processes import Servers
 from loadgen.lab.scenario import VIRTUAL, WAYS, Scenario, find, shipped
 from loadgen.lab.trial import Explain, Trial, virtual
@@ -39,37 +40,59 @@ def trials(
     root: Path,
     *,
     way: str,
-    seeds: Iterable[int],
+    seeds: Sequence[int],
     loads: Sequence[float] | None,
     pairs: int,
     requests: int,
     keep: str,
+    kept: Kept,
+    through_twin: bool,
     say: Callable[[str], None],
-) -> list[Trial]:
-    """Play them all; a line each as it ends."""
+) -> Iterator[Trial]:
+    """Play them all; each is kept and told as it ends.  What ``kept`` knows is not played again."""
     if keep not in KEEP:
         raise UserError(f"{keep!r} is no choice", where="--keep", remedy=f"one of {', '.join(KEEP)}")
     policy = slo.load("chat")
-    found: list[Trial] = []
-    seeds = list(seeds)
-    servers = None if way == VIRTUAL else Servers(way, root)
+    servers: Servers | None = None
     try:
-        for scenario in scenarios:
-            for load in loads or scenario.loads:
-                for seed in seeds:
-                    if servers is None:
-                        trial = virtual(
-                            scenario, twin, explain, policy, root, load=load, seed=seed, pairs=pairs,
-                            requests=requests, keep=keep,
-                        )  # fmt: skip
-                    else:
-                        trial = servers.trial(scenario, explain, load=load, seed=seed, pairs=pairs, keep=keep)
-                    found.append(trial)
-                    mark = "right" if trial.right else f"WRONG, said {' · '.join(trial.said)}"
-                    kept = f" {trial.folder}" if trial.folder and not trial.right else ""
-                    truth = " · ".join(trial.truth)
-                    say(f"{scenario.id:<5}load {load:g} seed {seed}: {truth}: {mark} ({trial.seconds:.1f} s){kept}")
+        for scenario, load, seed in in_turn(scenarios, loads, seeds):
+            question = question_of(
+                scenario, way, load=load, seed=seed, pairs=pairs, requests=requests, twin=through_twin
+            )
+            trial = kept.known(question)
+            if trial is not None:
+                say(f"{_line(trial)} (kept)")
+                yield trial
+                continue
+            if way == VIRTUAL:
+                trial = virtual(
+                    scenario, twin, explain, policy, root, load=load, seed=seed, pairs=pairs, requests=requests,
+                    keep=keep,
+                )  # fmt: skip
+            else:
+                servers = servers or Servers(way, root)
+                trial = servers.trial(scenario, explain, load=load, seed=seed, pairs=pairs, keep=keep)
+            kept.add(question, trial)
+            where = f" {trial.folder}" if trial.folder and not trial.right else ""
+            say(f"{_line(trial)} ({trial.seconds:.1f} s){where}")
+            yield trial
     finally:
         if servers is not None:
             servers.close()
-    return found
+
+
+def in_turn(
+    scenarios: Sequence[Scenario], loads: Sequence[float] | None, seeds: Sequence[int]
+) -> Iterator[tuple[Scenario, float, int]]:
+    """Seed by seed, so that a run that is stopped has some of every scenario; then by load, since scenarios share
+    their healthy side."""
+    for seed in seeds:
+        for load in dict.fromkeys(load for one in scenarios for load in loads or one.loads):
+            for one in scenarios:
+                if load in (loads or one.loads):
+                    yield one, load, seed
+
+
+def _line(trial: Trial) -> str:
+    mark = "right" if trial.right else f"WRONG, said {' · '.join(trial.said)}"
+    return f"{trial.scenario:<5}load {trial.load:g} seed {trial.seed}: {' · '.join(trial.truth)}: {mark}"

@@ -8,8 +8,8 @@
     virtual: {change: engine_speed, size: [1.25, 2.0]}      # in virtual time (loadgen.lab.changes)
     real: {faults: [{name: slow_step, size: [15, 60]}]}     # on a server process (loadgen.lab.processes)
 
-A number that is a list of two is drawn between them, anew for each seed.  No value was chosen by looking at what the
-diagnosis says of it.  Must always hold: an unknown key, change or cause is refused with its place.
+A number that is a list of two is drawn between them, anew for each seed.  docs/lab.md has what was adjusted after a
+first look.  Must always hold: an unknown key, class or cause is refused with its place.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import yaml
 from models.errors import UserError
 from models.yaml_text import yaml_errors
 from telemetry import names
+from telemetry.explain.causes import CAUSES, CLIENT, NO_CHANGE
 
 FOLDER: Final = Path(__file__).parent / "scenarios"
 INVALID: Final = names.INVALID
@@ -110,6 +111,12 @@ def read(path: Path) -> Scenario:
     _known(real, _REAL, f"{where}: real")
     if not virtual and not real:
         raise UserError("neither virtual nor real says what is done", where=where)
+    for played in (virtual, *(virtual.get("also") or ())) if virtual else ():
+        if not isinstance(played, dict) or not isinstance(played.get("change"), str):
+            raise UserError(f"no change is named in {played!r}", where=f"{where}: virtual", remedy="see docs/lab.md")
+    check_verdict(expect["label"], expect["cause"], where=f"{where}: expect")
+    if expect.get("then") is not None:
+        check_verdict(expect["label"], expect["then"], where=f"{where}: expect: then")
     return Scenario(
         id=str(found["id"]),
         title=str(found["title"]),
@@ -122,6 +129,22 @@ def read(path: Path) -> Scenario:
         note=str(found.get("note") or ""),
         then=str(expect.get("then") or ""),
     )
+
+
+def causes_of(label: str) -> tuple[str, ...]:
+    """The causes that a class can have."""
+    alone = {INVALID: (CLIENT,), NONE: (NO_CHANGE,)}
+    return alone.get(label) or tuple(one.name for one in CAUSES.values() if one.label == label)
+
+
+def check_verdict(label: str, cause: str, *, where: str) -> None:
+    """Raises UserError for a class, or a cause of it, that no explanation can give; names those that can be."""
+    if label not in LABELS:
+        raise UserError(f"no class is called {label!r}", where=where, remedy=f"one of {', '.join(LABELS)}")
+    if cause not in causes_of(label):
+        raise UserError(
+            f"no cause of {label} is called {cause!r}", where=where, remedy=f"one of {', '.join(causes_of(label))}"
+        )
 
 
 def shipped() -> list[Scenario]:

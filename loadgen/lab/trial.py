@@ -8,15 +8,14 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from loadgen.lab.changes import BEFORE, apply
-from loadgen.lab.play import change_draw, play
-from loadgen.lab.scenario import VIRTUAL, Scenario, drawn
-from loadgen.lab.world import World, base
+from loadgen.lab.order import DUE, Order, order
+from loadgen.lab.scenario import VIRTUAL, Scenario
+from loadgen.lab.sides import faulty, healthy, replay_a, replay_b, size_of
 from telemetry.bundle import Bundle
 from telemetry.slo import Slo
 from telemetry.twin import Twin
@@ -42,6 +41,7 @@ Explain = Callable[[Sequence[Bundle], Sequence[Bundle]], Said]
 class Trial:
     """truth and said: (label, cause); then, second: the second causes, "" where there is none.
 
+    shares, tied: of two faults, as measured (``loadgen.lab.order``); of a tie the one that was said is the truth.
     size: as drawn.  a, b: run ids; folder: where they lie, "" where not kept.
     """
 
@@ -58,6 +58,8 @@ class Trial:
     a: tuple[str, ...] = ()
     b: tuple[str, ...] = ()
     then: str = ""
+    shares: tuple[float, ...] = ()
+    tied: bool = False
 
     @property
     def right(self) -> bool:
@@ -79,27 +81,20 @@ class Trial:
             "said": list(self.said),
             "second": self.second,
             "then": self.then,
+            "shares": [round(one, 3) for one in self.shares],
+            "tied": self.tied,
             "right": self.right,
             "seconds": round(self.seconds, 2),
             "folder": self.folder,
+            "a": list(self.a),
+            "b": list(self.b),
         }
 
-
-def sides(scenario: Scenario, twin: Twin, load: float, seed: int, requests: int) -> tuple[World, World, Any]:
-    """The worlds of side A and side B, and the size of the fault as drawn."""
-    draw = random.Random(f"lab size {scenario.id} {seed}")
-    healthy = base(twin, seed, load, requests)
-    change = scenario.virtual["change"]
-    if change in BEFORE:
-        healthy = BEFORE[change](healthy)
-    size = drawn(scenario.virtual.get("size", 1.0), draw)
-    moments = change_draw(seed)
-    faulty = apply(healthy, change, float(size), moments)
-    for other in scenario.virtual.get("also", []):  # two faults at once
-        extra = drawn(other.get("size", 1.0), draw)
-        faulty = apply(faulty, other["change"], float(extra), moments)
-        size = [size, extra]
-    return healthy, faulty, size
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Trial:
+        """From ``to_dict``."""
+        pairs = {name: tuple(found[name]) for name in ("truth", "said", "shares", "a", "b")}
+        return cls(**{name: value for name, value in found.items() if name != "right"} | pairs)
 
 
 def record(
@@ -114,12 +109,15 @@ def record(
     requests: int = REQUESTS,
 ) -> tuple[list[Bundle], list[Bundle], Any]:
     """Play all pairs of a virtual trial, interleaved; bundles of both sides and the size of the fault."""
-    healthy, faulty, size = sides(scenario, twin, load, seed, requests)
+    world_a = healthy(scenario, twin, load, seed, requests)
+    world_b = faulty(scenario, twin, load, seed, requests)
     found: tuple[list[Bundle], list[Bundle]] = ([], [])
     for pair in range(pairs):
-        for side, world in enumerate((healthy, faulty)):
-            noise = (seed * 1000 + pair) * 2 + side
-            played = play(twin, world, noise, seed)
+        for side, world in enumerate((world_a, world_b)):
+            if side:
+                played = replay_b(world, twin, seed, pair)
+            else:
+                played = replay_a(scenario, twin, load, seed, requests, pair)
             fields = {
                 "plan": {"keep_text": "none"},
                 "hashes": {"trace": f"lab-{seed}-{load:g}-{requests}"},  # the same load on both sides
@@ -135,7 +133,7 @@ def record(
             found[side].append(
                 write_bundle(played.run, slo, root=root, name="lab", fields=fields, tables=played.tables)
             )
-    return *found, size
+    return *found, size_of(scenario, seed)
 
 
 def virtual(
@@ -155,11 +153,21 @@ def virtual(
     began = time.monotonic()
     # a folder's name must not say what was done to it
     folder = root / f"{random.Random(f'lab folder {scenario.id} {load} {seed}').getrandbits(40):010x}"
-    folder.mkdir(parents=True, exist_ok=True)
-    a, b, size = record(scenario, twin, slo, folder, load=load, seed=seed, pairs=pairs, requests=requests)
-    return scored(
-        scenario, explain, a, b, way=VIRTUAL, load=load, seed=seed, size=size, folder=folder, keep=keep, began=began
-    )
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run: the same trial, and no other's bundles beside it
+    folder.mkdir(parents=True)
+    try:
+        a, b, size = record(scenario, twin, slo, folder, load=load, seed=seed, pairs=pairs, requests=requests)
+
+        def larger(figure: str) -> Order | None:
+            return order(scenario, twin, figure, load=load, seed=seed, pairs=pairs, requests=requests)
+
+        return scored(
+            scenario, explain, a, b, way=VIRTUAL, load=load, seed=seed, size=size, folder=folder, keep=keep,
+            began=began, larger=larger if scenario.then else None,
+        )  # fmt: skip
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # half a trial tells nothing
+        raise
 
 
 def scored(
@@ -175,23 +183,37 @@ def scored(
     folder: Path,
     keep: str,
     began: float,
+    larger: Callable[[str], Order | None] | None = None,
 ) -> Trial:
-    """What is said of both sides, beside the truth.  began: ``time.monotonic`` of the trial's start."""
+    """What is said of both sides, beside the truth.  began: ``time.monotonic`` of the trial's start.
+
+    larger: measures which of two faults is the larger in a figure; None: the first of the file.
+    """
     said = explain(a, b)
+    truth, then = scenario.truth, scenario.then
+    measured = larger(str(said.to_dict().get("figure", ""))) if larger is not None else None
+    if measured is not None:
+        causes = measured.causes
+        if measured.tied and said.verdict[1] == causes[1]:
+            causes = (causes[1], causes[0])
+        # what makes too little of the change need not be named
+        truth, then = (scenario.label, causes[0]), causes[1] if min(measured.shares) >= DUE else ""
     trial = Trial(
         scenario=scenario.id,
         way=way,
         load=load,
         seed=seed,
         size=size,
-        truth=scenario.truth,
+        truth=truth,
         said=said.verdict,
         second=second_of(said),
         seconds=time.monotonic() - began,
         folder=str(folder),
         a=tuple(one.run_id for one in a),
         b=tuple(one.run_id for one in b),
-        then=scenario.then,
+        then=then,
+        shares=measured.shares if measured is not None else (),
+        tied=measured is not None and measured.tied,
     )
     if keep == "none" or (keep == "wrong" and trial.right):
         shutil.rmtree(folder)

@@ -69,11 +69,13 @@ def _cause(reason: str, a: Sequence[Run], b: Sequence[Run], change: LoadChange |
         return "long_context", [long_one]
     if reason == names.KV_OOM:
         return _pool(a, b)
-    if reason in DIRECT:
+    stalled = [_stalled(side) for side in (a, b)]
+    # requests that fell into a pause are those of a hang only if it did not end: else they are time-outs like others
+    stood_still = reason == names.HANG and not _went_on(b, stalled)
+    if reason in DIRECT and (stood_still or reason != names.HANG):
         return DIRECT[reason], _details(b, reason)
     attempts = [_attempts(side) for side in (a, b)]
-    stalled = [_stalled(side) for side in (a, b)]
-    if attempts[1] > AMPLIFIED * attempts[0] and reason in (*TIMEOUTS, names.REJECTED):
+    if attempts[1] > AMPLIFIED * attempts[0] and reason in (*TIMEOUTS, names.REJECTED, names.HANG):
         said = [f"attempts a request {attempts[0]:.2f} -> {attempts[1]:.2f}"]
         if stalled[1][1] > stalled[0][1] + 0.5:
             said.append(f"the longest pause of the engine: {stalled[0][1]:.2f} -> {stalled[1][1]:.2f} s")
@@ -83,6 +85,8 @@ def _cause(reason: str, a: Sequence[Run], b: Sequence[Run], change: LoadChange |
         if change is None or change.asked < GROWN:
             return "retries", said
     beyond = [] if change is None else [change.sentence]
+    if reason == names.HANG:
+        return "hang", [f"the longest pause of the engine: {stalled[0][1]:.2f} -> {stalled[1][1]:.2f} s", *beyond]
     if change is not None and change.load >= GROWN:
         return "capacity", beyond
     if reason == names.REJECTED:
@@ -195,6 +199,21 @@ def _stalled(side: Sequence[Run]) -> tuple[float, float]:
                 total += float(gaps[step_times.stalls(steps)].sum())
                 longest = max(longest, float(gaps.max()), float(steps.seconds.max()))
     return total, longest
+
+
+def _went_on(b: Sequence[Run], stalled: Sequence[tuple[float, float]]) -> bool:
+    """Did the engine make tokens again after the pause that requests were lost in?
+
+    A pause stands in the step log only once a step has followed it.  Without a log: was anything answered that was sent
+    after the first of them gave up?
+    """
+    if any(len(steps) for run in b for steps in run.steps):
+        return stalled[1][1] > max(1.0, 2 * stalled[0][1])
+    for run in b:
+        lost = _with_reason(run, names.HANG)
+        if lost.any() and bool((run["sent_s"][run.answered] > run["end_s"][lost].min()).any()):
+            return True
+    return False
 
 
 def _waiting(side: Sequence[Run]) -> float | None:

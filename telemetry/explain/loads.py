@@ -92,10 +92,16 @@ def _pair(a: Run, b: Run) -> tuple[float, float, float] | None:
 
 
 def _work(run: Run, prompt_s: float, answer_s: float) -> float:
-    """Mean seconds of work in a request that was sent."""
-    rows = run.counted
+    """Mean seconds of work in a request that was sent.
+
+    Nobody tells what one without an answer found in the cache: the share of the others is taken, not nothing, since
+    more drops are no more work.
+    """
+    rows, answered = run.counted, run.answered
     prompt = np.where(np.isnan(run["prompt_tokens_reported"]), run["input_tokens"], run["prompt_tokens_reported"])
-    computed = np.maximum(prompt - np.nan_to_num(run["cached_tokens"]), 1)[rows]
+    cached = np.nan_to_num(run["cached_tokens"])
+    share = cached[answered].sum() / max(1.0, float(np.nansum(prompt[answered])))
+    computed = np.maximum(prompt - np.where(answered, cached, share * prompt), 1)[rows]
     answer = np.nan_to_num(run["expected_output_tokens"][rows], nan=1.0)
     return float(np.nanmean(prompt_s * computed + answer_s * answer))
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 import tailspan
 from loadgen.lab.blind import reveal
+from loadgen.lab.scenario import causes_of
 from models.errors import UserError
+from telemetry.explain import explain
 
 
 def test_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +34,7 @@ def test_a_trial_is_played_explained_and_scored(tmp_path: Path, capsys: pytest.C
     assert found["score"]["trials"] == 1 and found["trials"][0]["truth"] == ["dropped", "stream_cut"]
     assert found["trials"][0]["said"] == ["dropped", "stream_cut"]
     assert "S14" in read.err and out.read_text().startswith("| truth |")
-    assert not any((tmp_path / "r").iterdir())
+    assert [one.name for one in (tmp_path / "r").iterdir()] == ["trials.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,7 @@ def test_what_cannot_be_played_is_refused(words: list[str], said: str, capsys: p
 
 def test_a_blind_trial_tells_nothing_until_it_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     truth = tmp_path / "truth.json"
-    words = ["lab", "blind", "--seed", "4", "--requests", "60", "--pairs", "1", "--runs", str(tmp_path / "b")]
+    words = ["lab", "blind", "--seed", "5", "--requests", "60", "--pairs", "1", "--runs", str(tmp_path / "b")]
     assert tailspan.main([*words, "--truth", str(truth)]) == 0
     said = capsys.readouterr().out
     ((name, was),) = json.loads(truth.read_text()).items()
@@ -66,9 +69,60 @@ def test_a_blind_trial_tells_nothing_until_it_is_asked(tmp_path: Path, capsys: p
             if file.endswith(".json"):
                 assert scenario["cause"] not in (Path(folder) / file).read_text()
     assert reveal(name, (scenario["label"], scenario["cause"]), truth).startswith("right")
-    assert reveal(name, (scenario["label"], "else"), truth).startswith("the class is right")
-    assert reveal(name, ("else", "else"), truth).startswith("wrong")
-    with pytest.raises(UserError, match="no trial 'x'"):
-        reveal("x", ("late", "a"), truth)
-    with pytest.raises(UserError, match="cannot be read"):
-        reveal(name, ("late", "a"), tmp_path / "none.json")
+    other = next(one for one in causes_of(scenario["label"]) if one != scenario["cause"])
+    assert reveal(name, (scenario["label"], other), truth).startswith("the class is right")
+    assert reveal(name, ("none", "no_change"), truth).startswith("wrong")
+    with pytest.raises(UserError, match="no trial 'x'") as caught:
+        reveal("x", ("late", "arrivals"), truth)
+    assert name in (caught.value.remedy or "")
+    commands = [line.partition("  ")[2].strip() for line in said.splitlines() if "tailspan " in line]
+    assert [one.split()[1] for one in commands] == ["compare", "explain", "lab"]
+    assert tailspan.main(shlex.split(commands[0])[1:]) in (0, 2, 3)  # it runs as it stands
+    assert tailspan.main(shlex.split(commands[2].replace("LABEL", "none").replace("CAUSE", "no_change"))[1:]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("wrong: ")
+
+
+def test_an_answer_that_nobody_can_give_is_refused_with_those_that_can(tmp_path: Path) -> None:
+    truth = tmp_path / "truth.json"
+    with pytest.raises(UserError, match="no blind trial is known here") as caught:
+        reveal("x", ("late", "arrivals"), truth)
+    assert "Errno" not in str(caught.value) and "tailspan lab blind" in str(caught.value)
+    truth.write_text("{")
+    with pytest.raises(UserError, match="cannot be read: it is no JSON"):
+        reveal("x", ("late", "arrivals"), truth)
+    was = {"id": "S1", "title": "t", "label": "late", "cause": "arrivals", "trap": ""}
+    truth.write_text(json.dumps({"x": {"scenario": was}}))
+    with pytest.raises(UserError, match="no class is called 'slow'") as caught:
+        reveal("x", ("slow", "arrivals"), truth)
+    assert "late, dropped" in str(caught.value)
+    with pytest.raises(UserError, match="no cause of late is called 'reset'") as caught:
+        reveal("x", ("late", "reset"), truth)
+    assert "kv_pressure" in str(caught.value)
+
+
+def test_a_run_that_was_stopped_says_what_is_kept_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["lab", "run", "S29", "--seeds", "2", "--load", "0.5", "--requests", "60", "--pairs", "1", "--json"]
+    words += ["--runs", str(tmp_path), "--keep", "all"]
+    asked = []
+
+    def stopped(*sides: object, **options: object) -> object:
+        asked.append(sides)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return explain(*sides, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("telemetry.explain.explain", stopped)
+        assert tailspan.main(words) == 130
+    said = capsys.readouterr().err
+    assert f"1 of 2 trials are done and kept in {tmp_path / 'trials.jsonl'}" in said and "--resume" in said
+    assert sum(one.is_dir() for one in tmp_path.iterdir()) == 1  # of the half trial nothing is left
+    assert tailspan.main([*words, "--resume"]) == 0
+    read = capsys.readouterr()
+    assert read.err.count("(kept)") == 1
+    assert [one["seed"] for one in json.loads(read.out)["trials"]] == [0, 1]
+    assert tailspan.main([*words, "--resume"]) == 0
+    again = capsys.readouterr()
+    assert again.err.count("(kept)") == 2 and again.out == read.out

@@ -150,6 +150,15 @@ def test_retries_follow_failures_of_the_same_run() -> None:
         assert last["end_s"] == row["end_s"] and last["error"] == row["error"]
 
 
+def test_a_stall_with_retries_is_over_while_clients_still_ask() -> None:
+    for size in (4.0, 6.0):
+        world, faulty, *_ = played("retries", size)
+        assert world.patience is not None and world.patience.total_s is not None
+        [(at, pause)] = faulty.setting.pauses
+        assert at + pause <= world.load.at_s[-1] + world.patience.retries * world.patience.total_s
+        assert pause >= 2 * world.patience.total_s
+
+
 def test_a_starved_client_sends_late_and_the_run_is_not_valid(tmp_path: Path) -> None:
     _, _, a, b = played("client", 1.8)
     assert np.max(column(a, "lag_s")) == 0
@@ -180,7 +189,7 @@ def test_a_cap_shortens_answers_that_nobody_asked_to_be_short() -> None:
 
 def test_replicas_are_asked_in_turn_and_one_may_be_slow() -> None:
     _, _, a, b = played("slow_replica", 2.0)
-    found = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for one, name in ((a, "a"), (b, "b")):
         for row in one.tables["requests"].to_pylist():
             found.setdefault((name, row["replica"]), []).append(row["server_duration_s"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadgen.lab import matrix
+from loadgen.lab import kept, matrix
 from loadgen.lab.changes import CHANGES
 from loadgen.lab.proxy import KINDS
+from loadgen.lab.run import in_turn
 from loadgen.lab.scenario import REAL, VIRTUAL, Scenario, drawn, find, read, shipped
 from loadgen.lab.trial import Trial
 from models.errors import UserError
@@ -81,6 +83,9 @@ def test_numbers_are_drawn_within_their_range_and_by_the_seed() -> None:
         ("id: Q\ntitle: t\nwrong: 1\n", "unknown key 'wrong'"),
         ("id: Q\ntitle: t\nexpect: {label: late, cause: x}\nvirtual: {chance: nothing}\n", "unknown key 'chance'"),
         ("id: Q\ntitle: t\nexpect: {label: late, cause: x}\nloads: [9]\nvirtual: {change: nothing}\n", "loads are"),
+        ("id: Q\ntitle: t\nexpect: {label: late, cause: reset}\nvirtual: {change: nothing}\n", "no cause of late"),
+        ("id: Q\ntitle: t\nexpect: {label: late, cause: arrivals, then: x}\nreal: {load: {}}\n", "no cause of late"),
+        ("id: Q\ntitle: t\nexpect: {label: late, cause: arrivals}\nvirtual: {size: 2}\n", "no change is named"),
         ("- a\n", "a block of"),
         ("a: [\n", "not YAML"),
     ],
@@ -144,6 +149,11 @@ def test_two_faults_count_when_both_are_named_in_their_order() -> None:
     assert "two at once in their order 1 of 3" in found.sentence()
 
 
+def test_load_and_fault_at_once_are_neither_a_hit_nor_a_miss() -> None:
+    both = Trial("D", VIRTUAL, 0.5, 0, 1.0, LOAD, LATE, "arrivals", 1.0, "", then="engine_speed")
+    assert matrix.score([both, trial(LATE, LATE), trial(LOAD, LOAD)]).f1 == 1.0
+
+
 def test_markdown_and_json_agree_with_the_text() -> None:
     trials = [trial(LATE, LOAD, "S9"), trial(LATE, LATE, "S9"), trial(NONE, NONE, "S29")]
     lines = matrix.markdown(trials).splitlines()
@@ -165,3 +175,42 @@ def test_a_scenario_that_is_no_yaml_is_one_line_with_its_place(tmp_path: Path) -
     with pytest.raises(UserError, match="not YAML") as caught:
         read(file)
     assert caught.value.where == f"{file}:3" and caught.value.remedy and "\n" not in caught.value.message
+
+
+# --- trials on disk, and their order ---
+def test_each_seed_plays_every_scenario_at_each_of_its_loads_before_the_next() -> None:
+    chosen = find(["S9", "S13"])
+    found = [(one.id, load, seed) for one, load, seed in in_turn(chosen, None, [4, 5])]
+    assert found[:4] == [("S9", 0.5, 4), ("S9", 0.8, 4), ("S13", 0.9, 4), ("S13", 1.1, 4)]
+    assert [seed for *_, seed in found] == [4] * 4 + [5] * 4
+    assert [one.id for one, *_ in in_turn(chosen, [0.7], [1])] == ["S9", "S13"]
+
+
+def test_trials_are_taken_over_only_for_the_same_question_and_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [one] = find(["S9"])
+
+    def asked(**changes: object) -> str:
+        told = {"load": 0.5, "seed": 0, "pairs": 5, "requests": 400, "twin": False} | changes
+        return kept.question_of(one, VIRTUAL, **told)  # type: ignore[arg-type]
+
+    question = asked()
+    others = [asked(load=0.8), asked(seed=1), asked(pairs=3), asked(requests=60), asked(twin=True)]
+    assert len({question, *others}) == 6
+    played = replace(trial(LATE, LOAD, "S9"), a=("x",), b=("y",), size=[1.5, {"at": 2}])
+    file = kept.Kept(tmp_path, resume=False)
+    file.add(question, played)
+    with file.path.open("a") as end:
+        end.write('{"question": "torn')
+    again = kept.Kept(tmp_path, resume=True)
+    assert again.known(question) == played and again.known(others[0]) is None
+    assert kept.Kept(tmp_path, resume=False).known(question) is None
+    monkeypatch.setattr(kept, "code", lambda: "another")
+    assert kept.Kept(tmp_path, resume=True).known(question) is None
+
+
+def test_trials_cannot_be_kept_where_no_folder_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"(?i)exists|not a directory"):
+        kept.Kept(tmp_path / "file", resume=False)

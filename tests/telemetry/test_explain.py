@@ -217,6 +217,29 @@ def test_retries_that_multiply_the_load_are_told_from_capacity(tmp_path: Path) -
     )
 
 
+def test_drops_are_no_more_work_whatever_the_cache_did_for_the_others(tmp_path: Path) -> None:
+    def hit(k: int, row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"cached_tokens": row["input_tokens"] * 3 // 4}
+
+    def storm(k: int, row: dict[str, Any]) -> dict[str, Any]:
+        lost = 100 < k < 200
+        return dropped_row(k, k * 0.1, names.HANG, attempts=4) if lost else hit(k, row)
+
+    found = explain([made(tmp_path, hit)], [made(tmp_path, storm)])
+    assert found.figures["load"]["work"] == pytest.approx(0.0, abs=0.02)
+    assert found.verdict == ("dropped", "retries"), markdown(found)
+
+
+@pytest.mark.parametrize(("ends", "cause"), [(True, "retries"), (False, "hang")])
+def test_a_pause_that_ends_with_requests_asked_again_is_no_hang(tmp_path: Path, ends: bool, cause: str) -> None:
+    def stall(k: int, row: dict[str, Any]) -> dict[str, Any]:
+        lost = k > 100 and (k < 200 or not ends)
+        return dropped_row(k, k * 0.1, names.HANG, attempts=4) if lost else row
+
+    found = verdict(tmp_path, stall)
+    assert found.verdict == ("dropped", cause), markdown(found)
+
+
 def test_time_that_earlier_attempts_took_is_no_network(tmp_path: Path) -> None:
     def again(k: int, row: dict[str, Any]) -> dict[str, Any]:
         if k % 2:

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from loadgen.lab.scenario import VIRTUAL, check_verdict, shipped
 from loadgen.lab.trial import record
+from loadgen.pairs import Pairing
 from models.errors import UserError
 from telemetry import slo
 from telemetry.bundle import Bundle
+from telemetry.compare.sides import write_group
 from telemetry.parts import write_atomically
 from telemetry.twin import Twin
 
@@ -33,6 +35,10 @@ def inject(
     a, b, size = record(
         scenario, twin, slo.load("chat"), root / name, load=load, seed=seed, pairs=pairs, requests=requests
     )
+    for side, found in (("A", a), ("B", b)):  # the pages then show all pairs
+        for pair, bundle in enumerate(found):
+            bundle.update(group=Pairing(name, side, pair, len(found), None).to_dict())
+    write_group(name, [one.run_id for one in a], [one.run_id for one in b], root / name)
     known = _read(truth) if truth.exists() else {}
     known[name] = {"scenario": scenario.to_dict(), "load": load, "size": size}
     truth.parent.mkdir(parents=True, exist_ok=True)

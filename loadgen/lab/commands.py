@@ -127,6 +127,7 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         typer.echo(f"trial {name}: something is different in B, or nothing is")
         typer.echo(f"look:  tailspan compare {sides}")
         typer.echo(f"why:   tailspan explain {sides}")
+        typer.echo(f"see:   TAILSPAN_RUNS={shlex.quote(str(runs / name))} tailspan page")
         typer.echo(f"say:   tailspan lab reveal {name} --truth {shlex.quote(str(truth))} --label LABEL --cause CAUSE")
 
     @app.command("reveal")

@@ -13,6 +13,7 @@ import tailspan
 from loadgen.lab.blind import reveal
 from loadgen.lab.scenario import causes_of
 from models.errors import UserError
+from telemetry.compare.sides import read_group
 from telemetry.explain import explain
 
 
@@ -76,9 +77,11 @@ def test_a_blind_trial_tells_nothing_until_it_is_asked(tmp_path: Path, capsys: p
         reveal("x", ("late", "arrivals"), truth)
     assert name in (caught.value.remedy or "")
     commands = [line.partition("  ")[2].strip() for line in said.splitlines() if "tailspan " in line]
-    assert [one.split()[1] for one in commands] == ["compare", "explain", "lab"]
+    assert [one.split()[1] for one in commands] == ["compare", "explain", "tailspan", "lab"]
+    a, b = read_group(name, tmp_path / "b" / name)
+    assert [len(a), len(b)] == [1, 1] and a[0].manifest["group"]["side"] == "A", "the pages show all pairs"
     assert tailspan.main(shlex.split(commands[0])[1:]) in (0, 2, 3)  # it runs as it stands
-    assert tailspan.main(shlex.split(commands[2].replace("LABEL", "none").replace("CAUSE", "no_change"))[1:]) == 0
+    assert tailspan.main(shlex.split(commands[3].replace("LABEL", "none").replace("CAUSE", "no_change"))[1:]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("wrong: ")
 
 

@@ -122,12 +122,12 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         """Inject a fault without telling which, for training people on call."""
         from loadgen.lab.blind import inject
 
-        name, a, b = inject(twin(), runs, truth, seed=seed, pairs=pairs, requests=requests)
-        sides = " ".join(shlex.quote(",".join(str(one.path) for one in side)) for side in (a, b))
+        name, _, _ = inject(twin(), runs, truth, seed=seed, pairs=pairs, requests=requests)
+        here = f"TAILSPAN_RUNS={shlex.quote(str(runs / name))} tailspan"
         typer.echo(f"trial {name}: something is different in B, or nothing is")
-        typer.echo(f"look:  tailspan compare {sides}")
-        typer.echo(f"why:   tailspan explain {sides}")
-        typer.echo(f"see:   TAILSPAN_RUNS={shlex.quote(str(runs / name))} tailspan page")
+        typer.echo(f"look:  {here} compare {name}")
+        typer.echo(f"why:   {here} explain {name}")
+        typer.echo(f"see:   {here} page")
         typer.echo(f"say:   tailspan lab reveal {name} --truth {shlex.quote(str(truth))} --label LABEL --cause CAUSE")
 
     @app.command("reveal")

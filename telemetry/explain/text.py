@@ -121,8 +121,8 @@ def _causes(one: Causes) -> tuple[str, Sequence[str], Rows]:
 def _partition(one: Partition) -> tuple[str, Sequence[str], Rows]:
     cells = sorted(one.cells, key=lambda cell: -abs(cell.mix + cell.within))[:SHOWN_CELLS]
     rows = [
-        [cell.name, f"{cell.n_a:,}", f"{cell.n_b:,}", format_share(cell.exceed_a), format_share(cell.exceed_b),
-         _points(cell.mix), _points(cell.within)]
+        [cell.name, f"{cell.n_a:,}", f"{cell.n_b:,}", format_share(cell.exceed_a) if cell.n_a else "–",
+         format_share(cell.exceed_b) if cell.n_b else "–", _points(cell.mix), _points(cell.within)]
         for cell in cells
     ]  # fmt: skip
     rows.append(["all", "", "", "", "", _points(one.mix), _points(one.within)])

@@ -224,8 +224,13 @@ def fit(
     rate: float | None = None,
     length: float | None = None,
 ) -> Fit:
-    """Choose the scales for this share of the target.  rate, length: a scale that the user has fixed already."""
+    """Choose the scales for this share of the target.  rate, length: a scale that the user has fixed already.
+
+    An arrival model has the rate that it was given, so only the lengths are chosen then.
+    """
     checked_share(share)
+    if asked.arrivals is not None:
+        rate = 1.0
 
     def at(rate_scale: float, length_scale: float) -> Schedule:
         return build(trace, replace(asked, rate_scale=rate_scale, length_scale=length_scale))

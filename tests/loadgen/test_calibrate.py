@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from loadgen.arrivals import ArrivalModel
 from loadgen.bodies import Sampling
 from loadgen.calibrate import ENOUGH, Speed, fit, measure, utilisation
 from loadgen.prompts import PromptMaker
@@ -68,6 +70,13 @@ def test_a_scale_that_the_user_fixed_stays() -> None:
     assert fit(TRACE, MINUTE, speed(400, 80), 0.5, length=0.05).length_scale == 0.05
     with pytest.raises(UserError, match="not a utilisation"):
         fit(TRACE, MINUTE, speed(400, 80), 0.0)
+
+
+def test_an_arrival_model_keeps_its_rate_and_only_lengths_are_fitted() -> None:
+    asked = replace(MINUTE, arrivals=ArrivalModel.parse("poisson:rate=4", "test"))
+    chosen = fit(TRACE, asked, speed(4000, 800), 0.5)
+    assert chosen.rate_scale == 1.0 and chosen.requests > 1.5 * ENOUGH
+    assert chosen.length_scale < 1 and chosen.predicted == pytest.approx(0.5, rel=0.05)
 
 
 def test_what_the_prefix_cache_saves_is_left_out() -> None:

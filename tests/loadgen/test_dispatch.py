@@ -330,7 +330,7 @@ def test_calls_of_one_moment_find_their_connections_open(tmp_path: Path) -> None
     rows, stub = send_all(tmp_path, lambda request: [0.3, *GOOD], Source(*[0.0] * 2, *[1.5] * 9))
     assert [row["connection_reused"] for row in rows] == [False] * 2 + [True] * 9
     assert [row["connect_s"] for row in rows[2:]] == [0.0] * 9
-    assert stub.connections == 9
+    assert 9 <= stub.connections <= 11, "those of the first two, where they are free by then, and what lacks"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,19 @@ def test_calls_of_one_moment_find_their_connections_open(tmp_path: Path) -> None
     assert 9 <= stub.connections <= 11, "those of the first two, where they are free by then, and what lacks"
 
 
+@asynccontextmanager
+async def opening(moments_ns: list[int], most: int | None) -> AsyncIterator[tuple[Openers, Pool]]:
+    """Openers that have been shown calls of these moments, and their pool, before a server."""
+    async with Stub(lambda request: GOOD) as stub:
+        pool = Pool(Origin.parse(stub.url), Limits())
+        await pool.resolve()
+        openers = Openers([pool], 10.0, most)
+        for moment in moments_ns:
+            openers.see(moment)
+        yield openers, pool
+        pool.close()
+
+
 @pytest.mark.parametrize(
     ("moments_ns", "now_ns", "most", "opened"),
     [
@@ -349,16 +363,10 @@ def test_only_bursts_that_come_soon_have_their_connections_opened(
     moments_ns: list[int], now_ns: int, most: int | None, opened: int
 ) -> None:
     async def work() -> None:
-        async with Stub(lambda request: GOOD) as stub:
-            pool = Pool(Origin.parse(stub.url), Limits())
-            await pool.resolve()
-            openers = Openers([pool], 10.0, most)
-            for moment in moments_ns:
-                openers.see(moment)
+        async with opening(moments_ns, most) as (openers, pool):
             openers.open(now_ns)
             await asyncio.gather(*openers._tasks)
             assert len(pool) == pool.idle == opened
-            pool.close()
 
     run(work())
 
@@ -378,18 +386,12 @@ def test_calls_of_the_first_moments_have_their_connections_opened_few_at_a_time(
     moments_ns: list[int], all_seen: bool, most: int | None, opened: int
 ) -> None:
     async def work() -> None:
-        async with Stub(lambda request: GOOD) as stub:
-            pool = Pool(Origin.parse(stub.url), Limits())
-            await pool.resolve()
-            openers = Openers([pool], 10.0, most)
-            for moment in moments_ns:
-                openers.see(moment)
+        async with opening(moments_ns, most) as (openers, pool):
             openers.begin(all_seen=all_seen)
             assert len(openers._tasks) == min(opened, WIDTH)
             await asyncio.gather(*openers._tasks)
             assert len(pool) == pool.idle == opened
             openers.begin(all_seen=all_seen)
             assert not openers._tasks, "those that are open are enough"
-            pool.close()
 
     run(work())

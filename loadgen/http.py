@@ -307,6 +307,7 @@ class Connection(asyncio.Protocol):
         if not self.open:
             return
         listener, self._listener = self._listener, None
+        self._take = None  # what comes before the next request was asked for by nobody
         self._busy = False
         if self._keep:
             self._give_back(self)

@@ -214,3 +214,22 @@ def test_a_stream_knows_its_usual_event_from_an_earlier_one() -> None:
         body = event({**content("b"), "id": f"c{number}"})
         assert (take(chunk(body), 4), answer.pieces, answer.first_content_ns) == (len(body), ["a", "b"], 3)
         assert take(chunk(event({**content("b"), "id": "another"})), 5) == 0
+
+
+def test_a_usual_event_behind_the_end_of_its_answer_closes_the_connection() -> None:
+    ground = Ground()
+    origin = Origin.parse("http://127.0.0.1:1")
+    connection = Connection(Limits(), lambda one: None)
+    connection.connection_made(Wire())
+    pool = Pool(origin, Limits())
+    flight = Flight(ground, call(), pool, RequestHead(origin, {}).request, 1, 1 << 20)
+    pool.keep(connection)
+    flight.go()
+    usual = chunk(event(content(" tok")))
+    for data in (HEAD + chunk(event(role())), usual, usual):
+        connection.data_received(data)
+    assert flight.answer.taker() is not None, "the second was learned from the first"
+    connection.data_received(chunk(event(finish())) + b"0\r\n\r\n")
+    assert connection.open and not connection.busy and ground.ended == 1
+    connection.data_received(usual)
+    assert not connection.open and flight.answer.pieces == [" tok", " tok"]

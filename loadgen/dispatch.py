@@ -19,9 +19,10 @@ from typing import Any, Final, Protocol
 from loadgen.alarm import Alarm, alarm
 from loadgen.building import Frames
 from loadgen.flight import Flight
-from loadgen.http import Connection, Limits, Origin, Pool
+from loadgen.http import Connection, Limits, Origin
 from loadgen.job import Call, CallSource, SendSettings
 from loadgen.openers import Openers
+from loadgen.pool import Pool
 from loadgen.retries import Retries
 from loadgen.rows import Encoder, request_row
 from loadgen.stream import Answer

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from loadgen.http import CLOSED, ConnectError, Connection, Pool, Take
+from loadgen.http import CLOSED, Connection, Take
 from loadgen.job import Call
+from loadgen.pool import ConnectError, Pool
 from loadgen.stream import Answer
 from loadgen.usual import Shape
 from telemetry.names import RESET, SERVER_ERROR

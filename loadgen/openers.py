@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from loadgen.http import ConnectError, Pool
+from loadgen.pool import ConnectError, Pool
 
 MOMENT_NS: Final = 100_000  # calls this near to each other are of one moment; no sender holds such a rate
 BURST: Final = 3  # of so many calls on

@@ -12,8 +12,9 @@ import pytest
 
 from loadgen import flight as flight_module
 from loadgen.dispatch import LOOK_AHEAD
-from loadgen.http import Limits, Origin, Pool
+from loadgen.http import Limits, Origin
 from loadgen.openers import MOMENT_NS, MOST, WIDTH, Openers
+from loadgen.pool import Pool
 from loadgen.quantiles import Quantiles
 from loadgen.sender import connection_warnings
 from telemetry import names

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from loadgen.http import CLOSED, PROTOCOL, ConnectError, Connection, Limits, Origin, Pool
+from loadgen.http import CLOSED, PROTOCOL, Connection, Limits, Origin
 from loadgen.job import Call
+from loadgen.pool import ConnectError, Pool
 from loadgen.wire import RequestHead
 from models.errors import UserError
 from telemetry import names

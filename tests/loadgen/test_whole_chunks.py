@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.flight import Flight
-from loadgen.http import Connection, Limits, Origin, Pool
+from loadgen.http import Connection, Limits, Origin
+from loadgen.pool import Pool
 from loadgen.stream import Answer
 from loadgen.usual import Shape
 from loadgen.wire import RequestHead

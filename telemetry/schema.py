@@ -32,7 +32,7 @@ REQUESTS: Final = pa.schema(
         ("sent_s", pa.float64()),  # first byte of the request handed to the socket; null: never sent
         ("lag_s", pa.float64()),  # start of work on the request - intended
         ("connect_s", pa.float64()),  # duration of connecting; 0 when the connection was reused
-        ("connection_reused", pa.bool_()),  # it was open before: used by another request, or opened for a burst
+        ("connection_reused", pa.bool_()),  # it was open before: used by another request, or opened ahead
         # moments of the answer (null: did not happen)
         ("headers_s", pa.float64()),
         ("first_chunk_s", pa.float64()),  # first SSE data event of any kind

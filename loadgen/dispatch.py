@@ -14,19 +14,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from loadgen.alarm import Alarm, alarm
 from loadgen.building import Frames
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin
-from loadgen.job import Call, CallSource, SendSettings
+from loadgen.job import Call, CallSource, SendSettings, after_ns
 from loadgen.openers import Openers
 from loadgen.pool import Pool
 from loadgen.retries import Retries
-from loadgen.rows import Encoder, request_row
-from loadgen.stream import Answer
-from loadgen.textfacts import PlainEncoder, leak_counter, text_facts
+from loadgen.row_maker import RowMaker, RowSink, Tokenizer
 from loadgen.usual import Shape
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
@@ -38,26 +36,9 @@ _LAST_BUILD_S: Final = 2.0  # what a stop waits for calls that were due and are 
 _TURN_NS: Final = 1_000_000  # sends in a row before the answers get their turn; room that other work needs
 _TIDY_NS: Final = 300_000  # of that other work in a row,
 _TIDY_ROW_NS: Final = 100  # and so much more for each row behind: where sends never pause, rows keep up all the same
-_BATCH_ROWS: Final = 64  # rows to a record batch: some 1 ms of work at most
 _OLD_ROW_NS: Final = 250_000_000
 _MANY_ROWS: Final = 2_000
 _LINGER_NS: Final = 5_000_000_000  # how long a finished answer's connection may take to end its HTTP message
-
-
-class RowSink(Protocol):
-    """What is needed of telemetry.bundle.PartWriter."""
-
-    error: str | None  # why rows cannot be written at present
-
-    def append(self, rows: dict[str, Any], /) -> None: ...
-    def flush(self) -> bool: ...
-
-
-class Tokenizer(Encoder, PlainEncoder, Protocol):
-    """What is needed of models.tokenizer.Tokenizer."""
-
-    @property
-    def special_texts(self) -> frozenset[str]: ...
 
 
 class Dispatcher:
@@ -81,10 +62,8 @@ class Dispatcher:
         self._settings = settings
         self._source = source
         self._calls: Iterator[Call | None] = iter(source)
-        self._rows = rows
-        self._worker = worker
+        self._rows = RowMaker(settings, rows, worker, tokenizer)
         self._tokenizer = tokenizer
-        self._count_leaks = leak_counter(tokenizer.special_texts if tokenizer is not None else ())
         self._on_drained = on_drained
         limits = Limits(head=settings.line_limit, body=settings.body_limit)
         way = settings.way
@@ -113,7 +92,6 @@ class Dispatcher:
         self._no_token_yet: dict[int, Flight] = {}
         self._ended: deque[Flight] = deque()  # rows to be made
         self._lingering: deque[tuple[int, Connection, int]] = deque()
-        self._buffered = 0
         self._flushed_ns = 0
         self._tidy_scheduled = False
         self._stopping = False
@@ -140,7 +118,7 @@ class Dispatcher:
 
     def start(self, zero_ns: int) -> None:
         """Begin; `zero_ns` is the run's zero on CLOCK_MONOTONIC, in the future or not."""
-        self._zero_ns = zero_ns
+        self._zero_ns = self._rows.zero_ns = zero_ns
         self.vitals.begin()
         self._flushed_ns = time.monotonic_ns()
         self._openers.begin(all_seen=self._exhausted)
@@ -172,8 +150,8 @@ class Dispatcher:
         if self._pulse is not None:
             self._pulse.close()
         while self._ended:
-            self._make_row()
-            if self._buffered >= _BATCH_ROWS:
+            self._rows.make(self._ended.popleft())
+            if self._rows.full:
                 self._flush(time.monotonic_ns())
         self._flush(time.monotonic_ns())
         await asyncio.sleep(0)  # let the aborted transports say goodbye
@@ -200,8 +178,8 @@ class Dispatcher:
         """The live figures; `due` counts what was built of the schedule, which is all but in a grave backlog."""
         now = time.monotonic_ns()
         overdue = len(self._parked)
-        for after_ns, _ in self._ahead:
-            if self._zero_ns + after_ns > now:
+        for after, _ in self._ahead:
+            if self._zero_ns + after > now:
                 break
             overdue += 1
         return {
@@ -223,7 +201,7 @@ class Dispatcher:
 
     # --- sending ---
     def _due_ns(self, call: Call) -> int:
-        return self._zero_ns + _after_ns(call)
+        return self._zero_ns + after_ns(call)
 
     def _ring(self) -> None:
         """Launch what is due, then sleep until the next."""
@@ -235,8 +213,8 @@ class Dispatcher:
         while True:
             if not self._ahead and not self._pull():
                 break
-            after_ns, call = self._ahead[0]
-            due = self._zero_ns + after_ns
+            after, call = self._ahead[0]
+            due = self._zero_ns + after
             if due > now:
                 self._alarm.set(due)
                 break
@@ -307,7 +285,7 @@ class Dispatcher:
             self._lingering.append((time.monotonic_ns() + _LINGER_NS, connection, connection.exchanges))
         retried = False
         if self._retries is not None:
-            replica = _name_of_replica(flight.answer, flight)
+            replica = flight.replica
             retried = self._retries.ended(flight, flight.pool.origin.url, replica, stopping=self._stopping)
         if not retried:
             self._count(flight)
@@ -377,9 +355,9 @@ class Dispatcher:
             self._built.clear()
             self._source.when_ready(self._on_built)
             return False
-        after_ns = _after_ns(call)
-        self._ahead.append((after_ns, call))
-        self._openers.see(after_ns)
+        after = after_ns(call)
+        self._ahead.append((after, call))
+        self._openers.see(after)
         self._ahead_bytes += len(call.body)
         return True
 
@@ -455,53 +433,21 @@ class Dispatcher:
         while (self._ended or self._wants_calls()) and now < turn_ends:
             if self._room_ns(now) < _TURN_NS and not pressed:
                 return  # the next ring or beat asks again
-            if self._buffered >= _BATCH_ROWS:
+            if self._rows.full:
                 self._flush(now)
                 break  # it takes a turn by itself
             if self._ended:
-                self._make_row()
+                self._rows.make(self._ended.popleft())
             else:
                 self._pull()
             now = time.monotonic_ns()
         self._tidy_soon()
 
-    def _make_row(self) -> None:
-        flight = self._ended.popleft()
-        answer = flight.answer
-        facts = None
-        if answer.pieces or answer.failure is None:
-            scripts = flight.call.input_scripts
-            facts = text_facts(answer.text, self._count_leaks, self._tokenizer, answer.pieces, scripts)
-        keep = self._settings.keep_text != "none"  # which texts stay is decided when the verdicts are known
-        row = request_row(flight.call, answer, self._zero_ns, facts, self._tokenizer, keep)
-        row["worker"] = self._worker
-        row["model_asked"] = self._settings.model
-        row["target"] = flight.pool.origin.url
-        row["replica"] = _name_of_replica(answer, flight)
-        row["attempts"] = flight.attempts
-        if flight.start_ns:
-            row["lag_s"] = (flight.first_start_ns - self._due_ns(flight.call)) / 1e9
-            row["sent_s"] = None if flight.sent_ns is None else (flight.sent_ns - self._zero_ns) / 1e9
-            row["connect_s"] = None if flight.connect_ns is None else flight.connect_ns / 1e9
-            row["connection_reused"] = flight.reused
-        self._rows.append(row)
-        self._buffered += 1
-
     def _flush(self, now: int) -> None:
         self._flushed_ns = now
-        self._buffered = 0
         try:
             self._rows.flush()
             if self._retries is not None:
                 self._retries.flush()
         except ValueError as error:  # a row that does not fit; the others are written
             self._write_fault = str(error)
-
-
-def _after_ns(call: Call) -> int:
-    """Its moment, after the run's zero."""
-    return round(call.intended_s * 1e9)
-
-
-def _name_of_replica(answer: Answer, flight: Flight) -> str | None:
-    return answer.replica or flight.peer or None

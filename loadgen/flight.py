@@ -96,6 +96,11 @@ class Flight:
         self._connecting: asyncio.Task[None] | None = None
         self._heard_first = False
 
+    @property
+    def replica(self) -> str | None:
+        """Who answered: as it named itself, else its address."""
+        return self.answer.replica or self.peer or None
+
     def go(self) -> None:
         """Send on a kept connection, or connect first."""
         connection = self.pool.take()

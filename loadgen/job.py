@@ -45,6 +45,11 @@ class Call:
     input_sketch: list[int] | None = None  # see loadgen.textfacts
 
 
+def after_ns(call: Call) -> int:
+    """Its moment in ns after the run's zero."""
+    return round(call.intended_s * 1e9)
+
+
 @dataclass(frozen=True, slots=True)
 class SendSettings:
     """How every call of a worker is sent.  Timeouts run from the start of work on a call (connecting: by itself)."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from loadgen.alarm import Alarm, alarm
 from loadgen.flight import Flight
 from loadgen.patience import Budget, Patience
+from loadgen.row_maker import RowSink
 from loadgen.textfacts import clean
 
 ANSWERED: Final = "answered"
@@ -23,13 +24,6 @@ GAVE_UP: Final = "gave_up"  # the last attempt that a user makes, or the server 
 NO_BUDGET: Final = "no_budget"
 NOT_RETRIED: Final = "not_retried"  # a failure of a kind that nobody tries again
 CUT: Final = "cut"  # the run ended
-
-
-class RowSink(Protocol):
-    """What is needed of telemetry.bundle.PartWriter."""
-
-    def append(self, rows: dict[str, Any], /) -> None: ...
-    def flush(self) -> bool: ...
 
 
 class Retries:

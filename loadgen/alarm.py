@@ -24,7 +24,10 @@ _TFD_TIMER_ABSTIME: Final = 1
 
 
 class Alarm(Protocol):
-    """Calls back once at or after the moment set last; never before it."""
+    """Calls back once at or after the moment set last; never before it.  waiting: it will."""
+
+    @property
+    def waiting(self) -> bool: ...
 
     def set(self, monotonic_ns: int) -> None:
         """Replace the moment; one in the past rings in the next turn of the loop."""
@@ -54,6 +57,10 @@ class _TimerFd:
         self._at = 0  # 0: not set
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._ring)
+
+    @property
+    def waiting(self) -> bool:
+        return self._at != 0
 
     def set(self, monotonic_ns: int) -> None:
         self._at = at = max(1, monotonic_ns)  # 0 would disarm it
@@ -90,6 +97,10 @@ class _LoopTimer:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.Handle | None = None
         self._at = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self._handle is not None
 
     def set(self, monotonic_ns: int) -> None:
         self.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import httptools
 
+from loadgen.due import Due
 from models.errors import UserError
 
 # What `Listener.on_failure` is told.
@@ -112,12 +114,15 @@ class Limits:
 class Connection(asyncio.Protocol):
     """One connection, at most one exchange on it at a time."""
 
-    def __init__(self, limits: Limits, give_back: Callable[[Connection], None]) -> None:
+    def __init__(self, limits: Limits, give_back: Callable[[Connection], None], due: Due | None = None) -> None:
+        """due: what is sent before anything is read once its moment has come."""
         self.peer = ""
         self.exchanges = 0  # requests written on it
         self.open = False
         self._limits = limits
         self._give_back = give_back
+        self._due = due or Due()
+        self._fd = -1  # of a socket that takes our bytes as they are
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._listener: Listener | None = None
@@ -148,6 +153,15 @@ class Connection(asyncio.Protocol):
         self._listener = listener
         self.exchanges += 1
         self._reset_answer()
+        if self._fd >= 0 and not self._transport.get_write_buffer_size():
+            # A loop's transport may write only when it has read all that is there: some ms later under load.
+            try:
+                done = os.write(self._fd, data)
+            except OSError:  # no room, or no connection any more: the transport waits, or tells
+                done = 0
+            if done == len(data):
+                return
+            data = data[done:]
         self._transport.write(data)
 
     @property
@@ -165,6 +179,7 @@ class Connection(asyncio.Protocol):
         self._listener = None
         self._take = None
         self.open = False
+        self._fd = -1
         self._give_back(self)
         if self._transport is not None:
             self._transport.abort()
@@ -177,8 +192,14 @@ class Connection(asyncio.Protocol):
         if isinstance(name, tuple) and len(name) >= 2:
             self.peer = f"[{name[0]}]:{name[1]}" if ":" in str(name[0]) else f"{name[0]}:{name[1]}"
 
+        raw = transport.get_extra_info("socket")
+        if raw is not None and transport.get_extra_info("sslcontext") is None:
+            self._fd = raw.fileno()
+
     def data_received(self, data: bytes) -> None:
         now = self._now = time.monotonic_ns()
+        if now >= self._due.at_ns and self._busy:  # an idle connection could be given to one of those calls
+            self._due.ring()
         take = self._take
         if take is not None and len(data) <= self._room and (taken := take(data, now)):
             self._room -= taken  # whole chunks do not change the state of the parser, so it need not see them
@@ -225,6 +246,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
+        self._fd = -1
         self._now = time.monotonic_ns()
         listener, self._listener = self._listener, None
         busy, self._busy = self._busy, False

@@ -8,6 +8,7 @@ import socket
 import ssl
 from typing import Final
 
+from loadgen.due import Due
 from loadgen.http import Connection, Limits, Origin
 from models.errors import UserError
 from telemetry.names import CLIENT_ERROR, REFUSED, TIMEOUT_CONNECT
@@ -49,8 +50,15 @@ class Pool:
     """
 
     def __init__(
-        self, origin: Origin, limits: Limits, tls: ssl.SSLContext | None = None, proxy: Origin | None = None
+        self,
+        origin: Origin,
+        limits: Limits,
+        tls: ssl.SSLContext | None = None,
+        proxy: Origin | None = None,
+        due: Due | None = None,
     ) -> None:
+        """due: see Connection."""
+        self._due = due
         self.origin = origin
         self.proxy = proxy
         self._limits = limits
@@ -116,7 +124,7 @@ class Pool:
 
     async def _straight(self, address: str) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._limits, self._return),
+            lambda: Connection(self._limits, self._return, self._due),
             address,
             (self.proxy or self.origin).port,
             ssl=self._tls,
@@ -139,7 +147,7 @@ class Pool:
                 raise ConnectionRefusedError(
                     f"the proxy answers {head[:80].decode('latin-1', 'replace').splitlines()[0]}"
                 )
-            connection = Connection(self._limits, self._return)
+            connection = Connection(self._limits, self._return, self._due)
             inside = await loop.start_tls(transport, connection, tls, server_hostname=self.origin.host)
             if inside is None:
                 raise ConnectionResetError("the proxy closed the connection")

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import time
 from collections.abc import Coroutine
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from loadgen.due import Due
 from loadgen.http import CLOSED, PROTOCOL, Connection, Limits, Origin
 from loadgen.job import Call
 from loadgen.pool import ConnectError, Pool
@@ -393,3 +395,75 @@ def test_headers_of_the_user_win_but_cannot_break_the_request() -> None:
         assert "secret" not in str(raised.value)
     with pytest.raises(UserError):
         head.request(call(path="/x y"))
+
+
+@pytest.mark.parametrize("size", [10, 300_000, 8_000_000])
+def test_a_body_of_any_size_arrives_whole_however_slowly_it_is_read(size: int) -> None:
+    async def work() -> None:
+        async with Stub(lambda request: [plain("200 OK", {})]) as stub:
+            pool = await pool_to(stub.url)
+            body = bytes(range(256)) * (size // 256 + 1)
+            for n in range(3):  # on the same connection
+                ear, _ = await ask(pool, body=body + b"%d" % n)
+                assert ear.end == ("complete", "")
+            assert [request.body for request in stub.requests] == [body + b"%d" % n for n in range(3)]
+            assert len({request.connection for request in stub.requests}) == 1
+            pool.close()
+
+    run(work())
+
+
+def test_a_request_is_written_before_the_loop_goes_on() -> None:
+    """Its bytes are in the socket when `request` returns: the stamp of the send is that of the send."""
+
+    async def work() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        pool = await pool_to(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        connection = await pool.connect(5)
+        accepted, _ = listener.accept()
+        connection.request(b"POST / HTTP/1.1\r\n\r\n", Ear())
+        accepted.setblocking(False)
+        assert accepted.recv(100) == b"POST / HTTP/1.1\r\n\r\n"
+        pool.close()
+        accepted.close()
+        listener.close()
+
+    run(work())
+
+
+def test_a_request_on_a_connection_that_the_server_has_reset_is_told_to_its_listener() -> None:
+    async def work() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        pool = await pool_to(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        connection = await pool.connect(5)
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        ear = Ear()
+        connection.request(b"POST / HTTP/1.1\r\n\r\n", ear)  # the loop has not heard of the reset
+        await asyncio.wait_for(ear.ended.wait(), 5)
+        assert ear.end is not None and ear.end[0] == CLOSED
+        pool.close()
+        listener.close()
+
+    run(work())
+
+
+def test_what_is_due_is_sent_before_what_was_read_and_never_on_a_connection_that_is_idle() -> None:
+    rung: list[bool] = []
+
+    async def work() -> None:
+        async with Stub(lambda request: [plain("200 OK", {})]) as stub:
+            due = Due(lambda: rung.append(connection.busy))
+            pool = Pool(Origin.parse(stub.url), Limits(), due=due)
+            await pool.resolve()
+            _, connection = await ask(pool)
+            assert rung == [], "nothing is due"
+            due.at_ns = 1
+            await ask(pool)
+            assert rung == [True]
+            connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")  # asked for by nobody
+            assert rung == [True] and not connection.open
+            pool.close()
+
+    run(work())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,6 +28,7 @@ from loadgen.worker_command import worker_command
 from models.commands import app as models_app
 from models.errors import UserError
 from models.strict_command import made_strict
+from telemetry.bundle import BEFORE_REPAIR
 from telemetry.commands import app as runs_app
 from telemetry.compare_command import compare_command
 from telemetry.explain_command import explain_with
@@ -45,6 +47,13 @@ def _twin() -> Twin:
     from engine.replay import TWIN
 
     return TWIN
+
+
+def _recover(bundle: Path) -> None:
+    """Make the rows that a run noted and did not come to, before its bundle is repaired."""
+    from loadgen.recover import recover
+
+    recover(bundle)
 
 
 app = typer.Typer(
@@ -76,6 +85,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(runs_app, name="runs")
 app.add_typer(slo_app, name="slo")
 made_strict(app)
+BEFORE_REPAIR.append(_recover)
 
 
 def _print_version(wanted: bool) -> None:

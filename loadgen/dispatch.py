@@ -1,10 +1,10 @@
-"""Open loop: every call leaves at its absolute moment, whatever the server does, and becomes a row when it ends.
+"""Open loop: every call leaves at its absolute moment, whatever the server does, and is noted when it ends.
 
 Owns the schedule of one worker, the timeouts and the order of work on its event loop.  Must always hold:
   * a call is never skipped and its moment never moved: a late send shows as lag;
-  * sending and reading come first; making rows, building further calls and collecting garbage are done where nothing
-    is due for a millisecond, or when they are overdue themselves (`_pressed`), so that they cannot starve;
-  * every call that was due has exactly one row in the end, sent or not.
+  * sending and reading come first; unpacking further calls and collecting garbage are done where nothing is due for a
+    millisecond, or when calls run short (`_may_tidy`);
+  * every call that was due is noted exactly once in the end, sent or not, for its row (`loadgen.spool`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from loadgen.alarm import Alarm, alarm
 from loadgen.building import Frames
+from loadgen.due import NEVER, Due
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin
 from loadgen.job import Call, CallSource, SendSettings, after_ns
 from loadgen.openers import Openers
 from loadgen.pool import Pool
 from loadgen.retries import Retries
-from loadgen.row_maker import RowMaker, RowSink, Tokenizer
+from loadgen.spool import Spool
 from loadgen.usual import Shape
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
@@ -34,10 +35,7 @@ LOOK_AHEAD: Final = 512  # calls built before they are due
 _LOOK_AHEAD_BYTES: Final = 32 << 20
 _LAST_BUILD_S: Final = 2.0  # what a stop waits for calls that were due and are not built
 _TURN_NS: Final = 1_000_000  # sends in a row before the answers get their turn; room that other work needs
-_TIDY_NS: Final = 300_000  # of that other work in a row,
-_TIDY_ROW_NS: Final = 100  # and so much more for each row behind: where sends never pause, rows keep up all the same
-_OLD_ROW_NS: Final = 250_000_000
-_MANY_ROWS: Final = 2_000
+_TIDY_NS: Final = 300_000  # of that other work in a row
 _LINGER_NS: Final = 5_000_000_000  # how long a finished answer's connection may take to end its HTTP message
 
 
@@ -48,38 +46,35 @@ class Dispatcher:
         self,
         settings: SendSettings,
         source: CallSource | Frames,
-        rows: RowSink,
+        spool: Spool,
         worker: int,
-        tokenizer: Tokenizer | None = None,
         on_drained: Callable[[], None] = lambda: None,
-        attempts: RowSink | None = None,
     ) -> None:
-        """attempts: where attempts are written, of settings with patience."""
+        """spool: where requests are noted, and the attempts of settings with patience; it stays open."""
         self.connect_timeout_s = settings.connect_timeout_s
         self.requests = len(source)
         self.vitals = Vitals()
-        self._write_fault: str | None = None
         self._settings = settings
         self._source = source
         self._calls: Iterator[Call | None] = iter(source)
-        self._rows = RowMaker(settings, rows, worker, tokenizer)
-        self._tokenizer = tokenizer
+        self._spool = spool
         self._on_drained = on_drained
         limits = Limits(head=settings.line_limit, body=settings.body_limit)
         way = settings.way
         proxy = None if way.proxy is None else Origin.of_proxy(way.proxy)
         origins = [Origin.parse(url) for url in settings.targets]
-        self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy) for one in origins]
+        self._due = Due(self._ring)
+        self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy, self._due) for one in origins]
         self._openers = Openers(self._pools, settings.connect_timeout_s, settings.max_concurrency)
         self._heads = [RequestHead(one, settings.headers, proxy) for one in origins]
         self._shapes = [Shape() for _ in origins]
         self._first_token_s, self._total_s = settings.first_token_timeout_s, settings.total_timeout_s
         self._retries: Retries | None = None
-        if settings.patience is not None and attempts is not None:
+        if settings.patience is not None:
             patience = settings.patience
             self._first_token_s = min(self._first_token_s, patience.first_token_s or self._first_token_s)
             self._total_s = min(self._total_s, patience.total_s or self._total_s)
-            self._retries = Retries(patience, settings.retry_seed, attempts, worker, self._again)
+            self._retries = Retries(patience, settings.retry_seed, spool, worker, self._again)
         self._zero_ns = 0
         self._ahead: deque[tuple[int, Call]] = deque()  # ns after zero
         self._ahead_bytes = 0
@@ -90,7 +85,6 @@ class Dispatcher:
         self._parked: deque[tuple[Call, Flight | None]] = deque()  # due, but held back by max_concurrency
         self._in_flight: dict[int, Flight] = {}  # both in the order of their start, which is that of their timeouts
         self._no_token_yet: dict[int, Flight] = {}
-        self._ended: deque[Flight] = deque()  # rows to be made
         self._lingering: deque[tuple[int, Connection, int]] = deque()
         self._flushed_ns = 0
         self._tidy_scheduled = False
@@ -106,11 +100,9 @@ class Dispatcher:
 
     # --- life ---
     async def prepare(self) -> None:
-        """Resolve the targets, make ready what rows need and build the first calls.  Raises UserError."""
+        """Resolve the targets and build the first calls.  Raises UserError."""
         for pool in self._pools:
             await pool.resolve()
-        if self._tokenizer is not None:
-            self._tokenizer.encode_plain("")  # built at its first use: 0.2 s that would delay every send meanwhile
         while self._wants_calls() or self._waiting:
             if self._waiting:
                 await self._built.wait()
@@ -118,7 +110,8 @@ class Dispatcher:
 
     def start(self, zero_ns: int) -> None:
         """Begin; `zero_ns` is the run's zero on CLOCK_MONOTONIC, in the future or not."""
-        self._zero_ns = self._rows.zero_ns = zero_ns
+        self._zero_ns = zero_ns
+        self._spool.start(zero_ns)
         self.vitals.begin()
         self._flushed_ns = time.monotonic_ns()
         self._openers.begin(all_seen=self._exhausted)
@@ -130,9 +123,10 @@ class Dispatcher:
         self._ring()
 
     async def stop(self, grace_s: float) -> None:
-        """Send no more; let what is in flight end within `grace_s`, then cut it.  All rows are written."""
+        """Send no more; let what is in flight end within `grace_s`, then cut it.  All of it is noted."""
         if not self._stopping:
             self._stopping = True
+            self._due.at_ns = NEVER
             if self._alarm is not None:
                 self._alarm.close()
             for flight in self._retries.write_off() if self._retries is not None else ():
@@ -149,11 +143,7 @@ class Dispatcher:
             pool.close()
         if self._pulse is not None:
             self._pulse.close()
-        while self._ended:
-            self._rows.make(self._ended.popleft())
-            if self._rows.full:
-                self._flush(time.monotonic_ns())
-        self._flush(time.monotonic_ns())
+        self._spool.flush()
         await asyncio.sleep(0)  # let the aborted transports say goodbye
         self.vitals.finish()
 
@@ -168,11 +158,6 @@ class Dispatcher:
         """All calls were sent and have ended."""
         pausing = self._retries is not None and self._retries.pending
         return self._exhausted and not self._ahead and not self._parked and not self._in_flight and not pausing
-
-    @property
-    def write_error(self) -> str | None:
-        """Why rows are missing on disk; None: none are."""
-        return self._write_fault or self._rows.error
 
     def progress(self) -> dict[str, Any]:
         """The live figures; `due` counts what was built of the schedule, which is all but in a grave backlog."""
@@ -195,7 +180,6 @@ class Dispatcher:
             "cpu_ratio": self.vitals.cpu_ratio_since_last(now),
             "connections": sum(len(pool) for pool in self._pools),
             "finished": self.finished,
-            "write_error": self.write_error,
             **(self._retries.figures() if self._retries is not None else {}),
         }
 
@@ -204,27 +188,28 @@ class Dispatcher:
         return self._zero_ns + after_ns(call)
 
     def _ring(self) -> None:
-        """Launch what is due, then sleep until the next."""
+        """Launch what is due, then sleep until the next.  Called by the alarm, or in the middle of reading answers."""
         if self._stopping:
             return
         assert self._alarm is not None
         now = time.monotonic_ns()
         turn_ends = now + _TURN_NS
-        while True:
-            if not self._ahead and not self._pull():
-                break
+        due = wake = NEVER
+        while self._ahead or self._pull():
             after, call = self._ahead[0]
-            due = self._zero_ns + after
-            if due > now:
-                self._alarm.set(due)
+            if self._zero_ns + after > now:
+                due = wake = self._zero_ns + after
                 break
             if now > turn_ends:
-                self._alarm.set(now)  # rings at once, but after what the sockets have to say
+                due, wake = now + _TURN_NS, now  # at once, but after what the sockets have to say
                 break
             self._ahead.popleft()
             self._ahead_bytes -= len(call.body)
             self._launch(call, None, now)
             now = time.monotonic_ns()
+        self._due.at_ns = due
+        if wake != NEVER and not self._alarm.waiting:  # else it rings too early, which costs less than to set it anew
+            self._alarm.set(wake)
         if self.finished and not self.begun:
             self._on_drained()  # an empty schedule: no end of a request will say so
         self._tidy_soon()
@@ -305,7 +290,7 @@ class Dispatcher:
             self.answered += 1
         else:
             self.errors[flight.answer.failure.reason] += 1
-        self._ended.append(flight)
+        self._spool.put(flight)
 
     async def _write_off_unsent(self, now: int) -> None:
         """Calls that were due and never begun get a row too; those of the future are none of this run's.
@@ -380,8 +365,9 @@ class Dispatcher:
         if not self._stopping:
             self._openers.open(now - self._zero_ns)
         if now - self._flushed_ns >= self._settings.flush_s * 1e9:
-            self._flush(now)
-        self.vitals.collect_if_wanted(now, self._room_ns(now), len(self._in_flight) + len(self._ended))
+            self._flushed_ns = now
+            self._spool.flush()
+        self.vitals.collect_if_wanted(now, self._room_ns(now), len(self._in_flight))
         self._tidy_soon()
 
     def _time_out(self, now: int) -> None:
@@ -403,18 +389,9 @@ class Dispatcher:
         """Time until the next send."""
         return self._zero_ns + self._ahead[0][0] - now if self._ahead else _TURN_NS * 1000
 
-    def _pressed(self, now: int) -> bool:
-        """Is the work that can wait overdue?"""
-        ended = self._ended
-        if ended and (len(ended) > _MANY_ROWS or now - (ended[0].answer.end_ns or now) > _OLD_ROW_NS):
-            return True
-        return self._wants_calls() and len(self._ahead) < LOOK_AHEAD // 8
-
     def _may_tidy(self, now: int) -> bool:
         """Is there work that can wait, and either room for it before the next send or no more waiting?"""
-        if not self._ended and not self._wants_calls():
-            return False
-        return self._room_ns(now) >= _TURN_NS or self._pressed(now)
+        return self._wants_calls() and (self._room_ns(now) >= _TURN_NS or len(self._ahead) < LOOK_AHEAD // 8)
 
     def _tidy_soon(self) -> None:
         if not self._tidy_scheduled and self._may_tidy(time.monotonic_ns()):
@@ -422,32 +399,11 @@ class Dispatcher:
             asyncio.get_running_loop().call_soon(self._tidy)
 
     def _tidy(self) -> None:
-        """Some of the work that can wait; then sockets and sends get their turn before there is more.
-
-        Where it does not fit between the sends it is done in few long turns: many short ones cost more.
-        """
+        """Some of the work that can wait; then sockets and sends get their turn before there is more."""
         self._tidy_scheduled = False
         now = time.monotonic_ns()
-        turn_ends = now + _TIDY_NS + _TIDY_ROW_NS * min(len(self._ended), _MANY_ROWS * 20)
-        pressed = self._pressed(now)
-        while (self._ended or self._wants_calls()) and now < turn_ends:
-            if self._room_ns(now) < _TURN_NS and not pressed:
-                return  # the next ring or beat asks again
-            if self._rows.full:
-                self._flush(now)
-                break  # it takes a turn by itself
-            if self._ended:
-                self._rows.make(self._ended.popleft())
-            else:
-                self._pull()
+        turn_ends = now + _TIDY_NS
+        while now < turn_ends and self._may_tidy(now):
+            self._pull()
             now = time.monotonic_ns()
         self._tidy_soon()
-
-    def _flush(self, now: int) -> None:
-        self._flushed_ns = now
-        try:
-            self._rows.flush()
-            if self._retries is not None:
-                self._retries.flush()
-        except ValueError as error:  # a row that does not fit; the others are written
-            self._write_fault = str(error)

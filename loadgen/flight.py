@@ -97,6 +97,11 @@ class Flight:
         self._heard_first = False
 
     @property
+    def target(self) -> str:
+        """The URL that it goes to, as it was given."""
+        return self.pool.origin.url
+
+    @property
     def replica(self) -> str | None:
         """Who answered: as it named itself, else its address."""
         return self.answer.replica or self.peer or None

@@ -63,7 +63,7 @@ class SendSettings:
     max_concurrency: int | None = None  # more wait on our side; the run is then not open loop
     line_limit: int = 1 << 20  # bytes of one SSE line or one HTTP header
     body_limit: int = 64 << 20  # bytes of one answer
-    flush_s: float = 1.0
+    flush_s: float = 0.1  # between writes of what has ended
     keep_text: str = "wrong"  # one of KEEP_TEXT
     tokenizer_ref: str = ""  # model whose tokenizer counts the answers; "": no count of our own
     patience: Patience | None = None  # None: one attempt, as long as the timeouts allow

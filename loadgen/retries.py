@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from loadgen.alarm import Alarm, alarm
+from loadgen.clean import clean
 from loadgen.flight import Flight
 from loadgen.patience import Budget, Patience
-from loadgen.row_maker import RowSink
-from loadgen.textfacts import clean
+from loadgen.spool import Spool
 
 ANSWERED: Final = "answered"
 RETRIED: Final = "retried"
@@ -30,11 +30,11 @@ class Retries:
     """begin: called with the flight that failed, when its pause is over."""
 
     def __init__(
-        self, patience: Patience, seed: int, rows: RowSink, worker: int, begin: Callable[[Flight], None]
+        self, patience: Patience, seed: int, spool: Spool, worker: int, begin: Callable[[Flight], None]
     ) -> None:
         self._patience = patience
         self._seed = seed
-        self._rows = rows
+        self._spool = spool
         self._worker = worker
         self._begin = begin
         self._waiting: list[tuple[int, int, Flight]] = []  # (ns of the next attempt, index, the one that failed)
@@ -56,7 +56,7 @@ class Retries:
         """An attempt has ended: write it down.  True: it will be tried again."""
         now = time.monotonic_ns()
         pause_s, verdict = self._pause(flight, stopping)
-        self._rows.append(self._row(flight, target, replica, verdict))
+        self._spool.put_attempt(self._row(flight, target, replica, verdict))
         if pause_s is None:
             return False
         flight.next_pause_s = pause_s
@@ -73,9 +73,6 @@ class Retries:
             self._alarm.close()
             self._alarm = None
         return found
-
-    def flush(self) -> None:
-        self._rows.flush()
 
     def figures(self) -> dict[str, int]:
         """Retries made and refused by the budget."""

@@ -1,6 +1,8 @@
 """How fast can this client be on this machine?  One rate after another against the native stub, until it is late.
 
 Everything that a real run keeps is kept: rows with every chunk's moment, usage, token counts of our own, text facts.
+The rows are made by the recorder as in a run: on the sender's core, where that has nothing to send, and behind the last
+request; their CPU is told apart.
 Bodies are ready before the start, since a run builds them ahead of time too.  A rate is held when the lag p99 is under
 LAG_S, all was sent in its time, and the TTFT that the rows say is the stub's within TTFT_ERROR_S at the median.
 
@@ -26,6 +28,7 @@ from loadgen import sender
 from loadgen.bodies import CHAT, PATHS
 from loadgen.job import Call, CallSource, SendSettings
 from loadgen.native_stub import NativeStub
+from loadgen.recover import recover
 from models.errors import UserError
 
 LAG_S: Final = 0.005
@@ -53,7 +56,8 @@ class Step:
     lag_p99_s: float
     ttft_p50_s: float
     cpu_ratio: float  # of the busiest sender, in cores
-    cpu_per_request_s: float
+    cpu_per_request_s: float  # of the senders
+    rows_cpu_per_request_s: float  # of making the rows, which yields to the senders
     stub_late_p99_s: float
 
     @property
@@ -142,6 +146,7 @@ def measure(rate: float, seconds: float, reference: str, *, workers: int = 1, cp
         finally:
             for one in senders:
                 one.close()
+        recover(Path(folder))
         rows = _rows(Path(folder))
     return Step(
         rate=rate,
@@ -154,6 +159,7 @@ def measure(rate: float, seconds: float, reference: str, *, workers: int = 1, cp
         ttft_p50_s=rows["ttft_p50_s"],
         cpu_ratio=max(end["cpu_ratio"] for end in ends),
         cpu_per_request_s=sum(end["cpu_s"] for end in ends) / max(1, scheduled),
+        rows_cpu_per_request_s=sum(end["recorder_cpu_s"] or 0.0 for end in ends) / max(1, scheduled),
         stub_late_p99_s=stub.report.get("late_us_p99", 0) / 1e6,
     )
 

@@ -14,9 +14,10 @@ from itertools import accumulate, pairwise
 from operator import sub
 from typing import Any, Final, Protocol
 
+from loadgen.clean import clean
 from loadgen.job import Call
 from loadgen.stream import Answer
-from loadgen.textfacts import TextFacts, clean, matches
+from loadgen.textfacts import TextFacts, matches
 from telemetry.names import PHASES
 from telemetry.schema import REQUESTS
 

@@ -26,6 +26,7 @@ from loadgen.pairs import Pairing
 from loadgen.plan import PLAN_FILE
 from loadgen.prepare import Prepared
 from loadgen.progress import Progress, Totals, say
+from loadgen.recover import recover
 from loadgen.scrape import Scraper, newest_steps
 from models.errors import UserError
 from telemetry import names
@@ -154,6 +155,7 @@ def run(
             bundle.update(status=status, workers=[worker.to_dict() for worker in drive.workers])
             if drive.cut_why is not None:
                 bundle.update(stopped=drive.cut_why)
+            last_rows(bundle, console)
             if drive.zero_ns is not None:
                 signals = interrupts.count  # one that comes while the last word is written ends the linger too
                 last_word(live, fleet, drive.totals, bundle)
@@ -175,6 +177,17 @@ def run(
         )
         say(console, "", f"prompts sent before: the server says it had in its prefix cache: {share}")
     return bundle, summary
+
+
+def last_rows(bundle: Bundle, console: Console) -> None:
+    """Wait for the recorders that still make rows, and make those of one that died."""
+    try:
+        made = recover(bundle.path)
+    except UserError as error:
+        say(console, "rows", f"{error.message}; {error.remedy}")
+    else:
+        if made:
+            say(console, "rows", f"{made:,} were made now, of requests that a lost worker had noted")
 
 
 def last_word(live: Live, fleet: Fleet, totals: Totals, bundle: Bundle) -> None:

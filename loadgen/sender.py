@@ -7,7 +7,7 @@
             {"ev":"error","message":...,"where":...,"remedy":...} and exit status 1
 
 Owns the protocol.  Must always hold: nothing else ever reaches stdout (a stray print goes to stderr); a parent that
-died, or reads no more, never keeps this process from writing its rows and ending.  Ctrl-C in a terminal reaches the
+died, or reads no more, never keeps this process from noting its requests and ending.  Ctrl-C in a terminal reaches the
 whole group: the parent decides what it means, so SIGINT is ignored here; SIGTERM is a stop without grace.
 """
 
@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,15 +31,16 @@ import uvloop
 from loadgen.building import Builder, Frames
 from loadgen.dispatch import Dispatcher
 from loadgen.job import CallSource, SendSettings
+from loadgen.recorder import Recorder
+from loadgen.spool import Common, Spool
 from loadgen.vitals import lock_memory, raise_file_limit
 from models.errors import UserError
-from telemetry.part_thread import ThreadedPart
-from telemetry.schema import ATTEMPTS, REQUESTS
 
 Loader = Callable[[Path, int, int], tuple[SendSettings, CallSource | Frames]]
 
 _SPARE_FILES: Final = 64  # descriptors that are not connections
 _COMMAND_LIMIT: Final = 1 << 20
+LAST_ROWS_S: Final = 4.0  # what an end waits for the last rows; the parent waits for what is left
 
 
 class Output:
@@ -79,8 +81,8 @@ class Sender:
         self._commands: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._dispatcher: Dispatcher | None = None
         self._builder: Frames | None = None
-        self._writer: ThreadedPart | None = None
-        self._attempts: ThreadedPart | None = None
+        self._spool: Spool | None = None
+        self._recorder: Recorder | None = None
         self._worker = 0
         self._started = False
         self._locked = False
@@ -106,9 +108,9 @@ class Sender:
         finally:
             if progress is not None:
                 progress.cancel()
-            for used in (self._writer, self._attempts, self._builder):
-                if used is not None:
-                    used.close()
+            if self._builder is not None:
+                self._builder.close()
+            await self._close_rows()
         if self._fault is not None:
             raise self._fault
         return 0
@@ -127,20 +129,14 @@ class Sender:
         self._worker, workers = int(_number(command, "worker")), int(_number(command, "workers"))
         settings, source = self._load(Path(str(command["plan"])), self._worker, workers)
         self._builder = source if isinstance(source, Frames) else None
-        tokenizer = None
-        if settings.tokenizer_ref:
-            from models.store import load_reference
-
-            tokenizer = load_reference(settings.tokenizer_ref).tokenizer
-        folder = Path(str(command["bundle"])) / "requests"
-        self._writer = ThreadedPart(folder, REQUESTS, f"worker-{self._worker}")
-        if settings.patience is not None:
-            self._attempts = ThreadedPart(folder.with_name("attempts"), ATTEMPTS, f"worker-{self._worker}")
+        common = Common(self._worker, settings.model, settings.keep_text, settings.tokenizer_ref)
+        name = f"worker-{self._worker}"
+        self._recorder = Recorder(Path(str(command["bundle"])), name, common, attempts=settings.patience is not None)
+        self._spool = Spool(self._recorder.folder, common, self._recorder.notify)
         files = raise_file_limit()
-        self._dispatcher = Dispatcher(
-            settings, source, self._writer, self._worker, tokenizer, self._on_drained, self._attempts
-        )
+        self._dispatcher = Dispatcher(settings, source, self._spool, self._worker, self._on_drained)
         await self._dispatcher.prepare()
+        await self._recorder.ready()
         self._locked = lock_memory()
         self._output.emit(
             "ready",
@@ -165,11 +161,31 @@ class Sender:
                 dispatcher.cut()
         await stopping
         if self._fault is None:
-            self._output.emit("progress", **dispatcher.progress())
-            fields = dispatcher.vitals.summary()
-            fields |= {"write_error": dispatcher.write_error, "memory_locked": self._locked}
-            fields |= {"built_late": dispatcher.built_late}
+            fields = dispatcher.vitals.summary()  # of the sending: the last rows are not part of it
+            self._output.emit("progress", **self._progress(dispatcher))
+            await self._close_rows()
+            fields |= {"write_error": self._write_error, "memory_locked": self._locked}
+            fields |= {"built_late": dispatcher.built_late, "recorder_cpu_s": self._recorder_cpu_s}
             self._output.emit("end", sent=dispatcher.sent, done=dispatcher.done, **fields)
+
+    async def _close_rows(self) -> None:
+        """Write what is noted, and give the recorder some time for the last rows; again: nothing."""
+        if self._spool is not None and self._recorder is not None:
+            self._spool.close()
+            await self._recorder.close(LAST_ROWS_S)
+
+    @property
+    def _write_error(self) -> str | None:
+        """Why rows are missing on disk at present; None: none are."""
+        found = (one.error for one in (self._spool, self._recorder) if one is not None)
+        return next(filter(None, found), None)
+
+    @property
+    def _recorder_cpu_s(self) -> float | None:
+        return self._recorder.cpu_s if self._recorder is not None else None
+
+    def _progress(self, dispatcher: Dispatcher) -> dict[str, Any]:
+        return {**dispatcher.progress(), "write_error": self._write_error}
 
     async def _report(self) -> None:
         """The progress each second, on the second."""
@@ -179,11 +195,11 @@ class Sender:
         while True:
             due += 1.0
             await asyncio.sleep(max(0.0, due - loop.time()))
-            self._output.emit("progress", **self._dispatcher.progress())
+            self._output.emit("progress", **self._progress(self._dispatcher))
 
     def _on_drained(self) -> None:
         if self._dispatcher is not None:
-            self._output.emit("progress", **self._dispatcher.progress())
+            self._output.emit("progress", **self._progress(self._dispatcher))
 
     def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised: a fault of ours.  Keep what is there, then say so and end."""
@@ -195,6 +211,11 @@ class Sender:
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         """Thread: lines of stdin to commands; a line that is no JSON object becomes a command that no one knows."""
+
+        def obey(command: dict[str, Any] | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed: all is done
+                loop.call_soon_threadsafe(self._commands.put_nowait, command)
+
         rest = b""
         while True:
             try:
@@ -208,9 +229,9 @@ class Sender:
                 except ValueError:
                     command = None
                 known = command if isinstance(command, dict) else {"cmd": line.decode("utf-8", "replace")[:200]}
-                loop.call_soon_threadsafe(self._commands.put_nowait, known)
+                obey(known)
             if not data or len(rest) > _COMMAND_LIMIT:
-                loop.call_soon_threadsafe(self._commands.put_nowait, None)
+                obey(None)
                 return
 
 

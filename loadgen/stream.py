@@ -124,6 +124,10 @@ class Answer:
             self._marks.extend([-1] * (len(self.pieces) - len(self._marks)))
         return self._marks
 
+    @usage_marks.setter
+    def usage_marks(self, marks: list[int]) -> None:
+        self._marks = marks
+
     @property
     def text(self) -> str:
         return "".join(self.pieces)

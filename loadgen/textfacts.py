@@ -27,6 +27,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from loadgen.clean import clean
 from telemetry.scripts import foreign_letters, main_script
 
 TAIL_CHARS: Final = 200
@@ -130,11 +131,6 @@ def sketch(text: str) -> list[int]:
 def matches(text: str, answer: str) -> bool:
     """Does the text give this answer, as a whole number or word of its own?"""
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
-
-
-def clean(text: str) -> str:
-    """The text with lone surrogates, which no tokenizer takes, as U+FFFD."""
-    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def repeat_share(text: str) -> float:

@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ KEEP_TEXT: Final = (KEEP_NONE, KEEP_WRONG, KEEP_ALL)
 
 JUDGE_VERSION: Final = 3  # raise it when outcomes.judge changes its mind, so that kept verdicts are made anew
 ELSEWHERE_S: Final = 30.0  # a run that another host writes, and that wrote nothing for so long, has lost its writer
+#: Called with the folder of a bundle before it is repaired; the command line adds what the load generator knows.
+BEFORE_REPAIR: Final[list[Callable[[Path], object]]] = []
 _BASIS_KEY: Final = b"tailspan.basis"
 _SECRET_KEYS: Final = frozenset({"api_key", "apikey", "authorization", "password", "secret", "token", "bearer"})
 
@@ -216,6 +218,8 @@ class Bundle:
                 where=str(self.path),
                 remedy="wait for its end, or stop it with Ctrl-C, which leaves a readable bundle",
             )
+        for prepare in BEFORE_REPAIR:
+            prepare(self.path)
         compacted = self.compact()
         if not compacted and self.status != RUNNING and "validity" in self.manifest:
             return False

@@ -142,6 +142,8 @@ class Sender:
             self.ended = self.ended or event["ev"] in ("end", "error")
             self.tell_master(**{**event, "worker": self.worker})
         status = self.process.wait()
+        if self._shipper is not None:  # what a sender that died had noted would stay here
+            subprocess.run([sys.executable, "-m", "loadgen.recover", str(self._bundle)], check=False)
         self._ship()
         if last is not None:
             self.ended = True

@@ -13,7 +13,9 @@ import uvloop
 
 from loadgen.dispatch import Dispatcher
 from loadgen.job import Call, SendSettings
-from telemetry.part_writer import PartWriter
+from loadgen.recorder import RowParts
+from loadgen.row_maker import Tokenizer
+from loadgen.spool import Common, Spool, SpoolReader, folder_for
 from telemetry.parts import read_table
 from telemetry.schema import ATTEMPTS, REQUESTS
 from tests.loadgen.stub import Script, Stub
@@ -56,16 +58,17 @@ def at_once(count: int) -> Source:
 
 
 class Run:
-    """A dispatcher with its writer; `rows` by index once it has stopped."""
+    """A dispatcher with its spool; `rows` by index once it has stopped, made here instead of in a recorder."""
 
-    def __init__(self, folder: Path, source: Source, config: SendSettings, encoder: SlowFirst | None = None) -> None:
+    def __init__(self, folder: Path, source: Source, config: SendSettings, tokenizer: Tokenizer | None = None) -> None:
         self.folder = folder
-        self.writer = PartWriter(folder, REQUESTS, "worker-2")
+        common = Common(2, config.model, config.keep_text, config.tokenizer_ref)
+        place = folder_for(folder, "worker-2", config.keep_text)
+        self.spool = Spool(place, common)
+        self._reader = SpoolReader(place)
+        self._parts = RowParts(folder, "worker-2", common, tokenizer, attempts=True)
         self.drained = asyncio.Event()
-        self.attempts = PartWriter(folder.with_name(folder.name + "-attempts"), ATTEMPTS, "worker-2")
-        self.dispatcher = Dispatcher(
-            config, source, self.writer, 2, encoder, on_drained=self.drained.set, attempts=self.attempts
-        )
+        self.dispatcher = Dispatcher(config, source, self.spool, 2, on_drained=self.drained.set)
         self.zero_ns = 0
 
     async def start(self, ahead_s: float = 0.0) -> None:
@@ -75,17 +78,21 @@ class Run:
 
     async def stop(self, grace_s: float = 0.0) -> list[Row]:
         await self.dispatcher.stop(grace_s)
-        self.writer.close()
-        self.attempts.close()
+        self.spool.close()
         return self.written()
 
     def tried(self) -> list[Row]:
         """The rows of all attempts, by request and attempt."""
-        rows = read_table(self.attempts.path.parent, ATTEMPTS).table.to_pylist()
+        rows = read_table(self.folder / "attempts", ATTEMPTS).table.to_pylist()
         return sorted(rows, key=lambda row: (row["index"], row["attempt"]))
 
     def written(self) -> list[Row]:
-        rows = read_table(self.folder, REQUESTS).table.to_pylist()
+        """The rows of what is on the disk at present."""
+        for one in self._reader.records():
+            assert self._reader.common is not None
+            self._parts.add(one, self._reader.common.zero_ns)
+        self._parts.flush()
+        rows = read_table(self.folder / "requests", REQUESTS).table.to_pylist()
         return sorted(rows, key=lambda row: row["index"])
 
 
@@ -100,23 +107,3 @@ def send_all(folder: Path, script: Script, source: Source, **more: Any) -> tuple
             return await run_.stop(), stub
 
     return run(work())
-
-
-class SlowFirst:
-    """An encoder whose first use takes long, as that of models.tokenizer.Tokenizer does."""
-
-    special_texts: frozenset[str] = frozenset()
-
-    def __init__(self) -> None:
-        self.first_ns: int | None = None
-
-    def encode_plain(self, text: str) -> list[int]:
-        if self.first_ns is None:
-            self.first_ns = time.monotonic_ns()
-        return [1] * len(text)
-
-    def count_plain(self, text: str, /) -> int:
-        return len(self.encode_plain(text))
-
-    def token_bytes(self, token: int) -> bytes:
-        return b"A"

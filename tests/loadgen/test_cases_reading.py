@@ -10,7 +10,7 @@ import pytest
 
 from telemetry import names
 from tests.loadgen.judged import labels_of, on_time, policy, summary_of
-from tests.loadgen.sending import Row, SlowFirst, Source, at_once, send_all
+from tests.loadgen.sending import Row, Source, at_once, send_all
 from tests.loadgen.stub import (
     CLOSE,
     DONE,
@@ -72,8 +72,16 @@ def test_case_6_reasoning_is_the_first_token_and_content_comes_later_or_never(
         assert row["first_content_s"] is None and row["error"] is None
 
 
-class Letters(SlowFirst):
+class Letters:
     """A tokenizer of one token a character."""
+
+    special_texts: frozenset[str] = frozenset()
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [1] * len(text)
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"A"
 
 
 def test_case_7_time_per_token_counts_tokens_and_gaps_count_chunks(tmp_path: Path) -> None:

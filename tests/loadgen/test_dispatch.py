@@ -18,7 +18,7 @@ from loadgen.pool import Pool
 from loadgen.quantiles import Quantiles
 from loadgen.sender import connection_warnings
 from telemetry import names
-from tests.loadgen.sending import Row, Run, SlowFirst, Source, at_once, run, send_all, settings
+from tests.loadgen.sending import Row, Run, Source, at_once, run, send_all, settings
 from tests.loadgen.stub import (
     CLOSE,
     DONE,
@@ -40,20 +40,6 @@ from tests.loadgen.stub import (
 
 
 # --- the schedule ---
-def test_the_encoder_of_answers_is_made_before_the_first_send(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with Stub(lambda request: answer("Aaaa")) as stub:
-            encoder = SlowFirst()
-            run_ = Run(tmp_path, at_once(3), settings(stub.url), encoder)
-            await run_.start(ahead_s=0.05)
-            await run_.drained.wait()
-            await run_.stop()
-            assert encoder.first_ns is not None
-            assert encoder.first_ns < run_.zero_ns
-
-    run(work())
-
-
 def test_every_call_leaves_at_its_moment_and_has_one_row(tmp_path: Path) -> None:
     async def work() -> None:
         async with Stub(lambda request: answer("Aaaa", "Bbbb", wait=0.01)) as stub:

@@ -33,10 +33,11 @@ def test_one_rate_is_sent_read_and_accounted_for(model: Path) -> None:
     assert (step.sent, step.scheduled, step.errors, step.workers) == (40, 40, 0, 2)
     assert step.ttft_p50_s >= 0.049
     assert 0 < step.lag_p50_s <= step.lag_p99_s and step.cpu_per_request_s > 0
+    assert step.rows_cpu_per_request_s > 0
     assert step.to_dict()["events_per_s"] == 40 * EVENTS
 
 
-GOOD = Step(100.0, 1, 100, 100, 0, 0.0001, 0.001, 0.0503, 0.1, 0.0002, 0.0)
+GOOD = Step(100.0, 1, 100, 100, 0, 0.0001, 0.001, 0.0503, 0.1, 0.0002, 0.0001, 0.0)
 
 
 @pytest.mark.parametrize(

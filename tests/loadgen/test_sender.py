@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from loadgen.recover import recover
 from telemetry import names
 from telemetry.parts import read_table
 from telemetry.schema import REQUESTS
@@ -27,7 +29,8 @@ from tests.loadgen.sending import Source, settings
 def load(plan, worker, workers):
     print("a stray line")
     moments = [n * 0.05 for n in range(int(sys.argv[2]))]
-    return settings(sys.argv[1], headers={"Authorization": "Bearer s3cret"}), Source(*moments)
+    more = {"headers": {"Authorization": "Bearer s3cret"}, "keep_text": (sys.argv[3:] or ["wrong"])[0]}
+    return settings(sys.argv[1], **more), Source(*moments)
 sys.exit(sender.main(load))
 """
 
@@ -73,8 +76,8 @@ class Process:
                 pipe.close()
 
 
-def child(url: str, count: int = 5) -> Process:
-    return Process("-c", CHILD, url, str(count))
+def child(url: str, count: int = 5, keep_text: str = "wrong") -> Process:
+    return Process("-c", CHILD, url, str(count), keep_text)
 
 
 def rows_of(bundle: Path) -> list[Row]:
@@ -127,15 +130,60 @@ def test_a_parent_that_dies_is_a_stop_with_all_rows_written(tmp_path: Path, how:
     assert {row["index"] for row in rows} == set(range(len(rows)))
 
 
-def test_a_kill_costs_no_row_that_was_flushed(tmp_path: Path) -> None:
+def recorder_of(sender: Process) -> psutil.Process:
+    """The process that makes the rows of this sender."""
+    children = psutil.Process(sender.process.pid).children()
+    (found,) = (one for one in children if "loadgen.recorder" in one.cmdline())
+    return found
+
+
+@pytest.mark.parametrize("dies", ["sender", "recorder", "both"])
+def test_a_kill_costs_no_row_of_what_was_noted(tmp_path: Path, dies: str) -> None:
     with StubThread(lambda request: answer("Aaaa")) as stub, child(stub.url, 1000) as sender:
         sender.prepare(tmp_path)
+        recorder = recorder_of(sender)
+        if dies != "sender":
+            recorder.suspend()  # so that it has made nothing
         sender.say("start", zero_monotonic_ns=time.monotonic_ns())
         before = sender.hear(lambda event: event["ev"] == "progress" and event["done"] >= 3)
         sender.hear(lambda event: event["ev"] == "progress" and event["t_s"] > before["t_s"] + 0.5)
-        sender.process.kill()
-        sender.process.wait(10)
-    assert len(rows_of(tmp_path)) >= before["done"]
+        if dies != "sender":
+            recorder.kill()
+        if dies == "recorder":
+            after = sender.hear(lambda event: event["ev"] == "progress" and event["write_error"] is not None)
+            assert "makes the rows" in after["write_error"]
+            sender.say("stop", grace_s=0)
+            end = sender.hear(lambda event: event["ev"] == "end")
+            assert "makes the rows" in end["write_error"] and end["recorder_cpu_s"] is None
+            assert sender.process.wait(10) == 0
+        else:
+            sender.process.kill()
+            sender.process.wait(10)
+        made = recover(tmp_path)
+    assert (made == 0) == (dies == "sender"), "a recorder whose sender is gone makes the rows that are left, and ends"
+    rows = rows_of(tmp_path)
+    assert len(rows) >= before["done"]
+    assert sorted(row["index"] for row in rows) == list(range(len(rows)))
+    assert not (tmp_path / "spool").exists()
+
+
+def test_a_bundle_that_keeps_no_text_has_none_at_any_time(tmp_path: Path) -> None:
+    with StubThread(lambda request: answer("Aaaa")) as stub, child(stub.url, 1000, keep_text="none") as sender:
+        sender.prepare(tmp_path)
+        recorder_of(sender).suspend()
+        sender.say("start", zero_monotonic_ns=time.monotonic_ns())
+        sender.hear(lambda event: event["ev"] == "progress" and event["done"] >= 10)
+        memory = (tmp_path / "spool" / "worker-1").resolve()
+        while not any(b"Aaaa" in path.read_bytes() for path in memory.iterdir()):
+            time.sleep(0.02)
+        inside = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert inside and not any(b"Aaaa" in path.read_bytes() for path in inside)
+        recorder_of(sender).resume()
+        sender.say("stop", grace_s=0)
+        sender.hear(lambda event: event["ev"] == "end")
+        assert sender.process.wait(10) == 0
+    assert not memory.exists() and rows_of(tmp_path)
+    assert {row["text"] for row in rows_of(tmp_path)} == {None}
 
 
 def test_the_grace_can_be_cut_short(tmp_path: Path) -> None:

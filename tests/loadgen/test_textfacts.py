@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.textfacts import MIN_COPIES, clean, dominance, leak_counter, repeat_share, sketch, text_facts
+from loadgen.clean import clean
+from loadgen.textfacts import MIN_COPIES, dominance, leak_counter, repeat_share, sketch, text_facts
 from telemetry.scripts import foreign_letters, main_script, scripts_in
 
 PROSE = (

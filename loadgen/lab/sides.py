@@ -11,10 +11,12 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from loadgen.lab.changes import BEFORE, apply
 from loadgen.lab.play import Played, change_draw, play
 from loadgen.lab.scenario import Scenario, drawn
-from loadgen.lab.world import World, base
+from loadgen.lab.world import World, base, settled
 from telemetry.twin import Twin
 
 
@@ -65,7 +67,12 @@ def _before(scenario: Scenario) -> str:
 @lru_cache(maxsize=8)
 def _healthy(twin: Twin, seed: int, load: float, requests: int, before: str) -> World:
     world = base(twin, seed, load, requests)
-    return BEFORE[before](world) if before else world
+    if not before:
+        return world
+    prepared = BEFORE[before](world)
+    # requests that were made longer are more work: the load is to be what it is called all the same
+    same = np.array_equal(prepared.load.input_tokens, world.load.input_tokens)
+    return prepared if same else settled(twin, prepared, load)
 
 
 @lru_cache(maxsize=16)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.patience import Patience
-from telemetry.twin import Twin, TwinLoad, TwinSetting
+from telemetry.twin import Twin, TwinLoad, TwinRun, TwinSetting
 
 #: Step noise of the real engine on a quiet machine, as docs/virtual-time.md has it from `make bench-anchor`.
 NOISE: Final = (0.08, 0.76, 0.648, 0.007)
@@ -54,10 +54,7 @@ class World:
 
 
 def base(twin: Twin, seed: int, utilisation: float, requests: int) -> World:
-    """The healthy side: a server and a load drawn from the seed, at a share of what that server carries.
-
-    The capacity is measured: all requests come at once, and the last ends after so many seconds.
-    """
+    """The healthy side: a server and a load drawn from the seed, at a share of what that server carries."""
     draw = random.Random(f"lab world {seed}")
     rng = np.random.default_rng(draw.getrandbits(63))
     model, device = draw.choice(DEVICES)
@@ -73,19 +70,35 @@ def base(twin: Twin, seed: int, utilisation: float, requests: int) -> World:
     system = draw.choice((128, 256, 384))
     inputs = np.clip(rng.lognormal(np.log(draw.uniform(150, 400)), 0.7, requests), 16, 2500).astype(np.int64) + system
     outputs = np.clip(rng.lognormal(np.log(draw.uniform(50, 110)), 0.5, requests), 8, 400).astype(np.int64)
-    zeros = np.zeros(requests)
-    burst = TwinLoad(zeros, inputs, outputs, prefixes=[[SYSTEM]] * requests, prefix_tokens=system)
-    capacity = requests / twin.replay(burst, setting).length_s
     cv = draw.uniform(0.8, 1.4)
     gaps = rng.gamma(1 / cv**2, cv**2, requests)
-    at = np.cumsum(gaps) / gaps.sum() * requests / (utilisation * capacity)
-    load = replace(burst, at_s=at)
-    calm = twin.replay(load, setting, steps=True)
+    at = np.cumsum(gaps) / gaps.sum() * requests
+    load = TwinLoad(at, inputs, outputs, prefixes=[[SYSTEM]] * requests, prefix_tokens=system)
+    world, calm = _settled(twin, World(load, setting, outputs), utilisation)
     assert calm.steps is not None
     # a pool with some room above what this load ever holds
     peak = int(np.max(calm.steps.column("kv_used").to_numpy()))
     longest = int((inputs + outputs).max()) // setting.block_size + 2
     setting = replace(setting, kv_blocks=max(round(1.25 * peak), longest + batch))
-    timeout = 8 * float(np.percentile(calm.e2e_s[~np.isnan(calm.e2e_s)], 99))
-    notes = {"capacity": capacity, "utilisation": utilisation, "peak_blocks": peak, "e2e_p99_s": timeout / 8}
-    return World(load, setting, outputs, timeout_s=timeout, notes=notes)
+    return replace(world, setting=setting, notes={**world.notes, "peak_blocks": peak})
+
+
+def settled(twin: Twin, world: World, utilisation: float) -> World:
+    """The same with the arrivals at this share of what the server carries, whatever its requests are like by now."""
+    return _settled(twin, world, utilisation)[0]
+
+
+def _settled(twin: Twin, world: World, utilisation: float) -> tuple[World, TwinRun]:
+    """And its run.  The capacity is measured: all requests come at once, and the last ends after so many seconds.
+
+    A client waits eight times as long as a slow answer takes then.
+    """
+    requests = len(world.load.at_s)
+    burst = replace(world.load, at_s=np.zeros(requests))
+    capacity = requests / twin.replay(burst, world.setting).length_s
+    at = world.load.at_s / world.load.at_s[-1] * requests / (utilisation * capacity)
+    load = replace(world.load, at_s=at)
+    calm = twin.replay(load, world.setting, steps=True)
+    slow = float(np.percentile(calm.e2e_s[~np.isnan(calm.e2e_s)], 99))
+    notes = {**world.notes, "capacity": capacity, "utilisation": utilisation, "e2e_p99_s": slow}
+    return replace(world, load=load, timeout_s=8 * slow, notes=notes), calm

@@ -173,6 +173,14 @@ def _with_reason(run: Run, reason: str) -> np.ndarray:
     return found
 
 
+def with_reasons(run: Run, reasons: Sequence[str]) -> np.ndarray:
+    """Which requests were dropped for one of these reasons."""
+    found = np.zeros(len(run.index), dtype=np.bool_)
+    for reason in reasons:
+        found |= _with_reason(run, reason)
+    return found
+
+
 def _indices(run: Run, reason: str) -> np.ndarray:
     found: np.ndarray = run.index[_with_reason(run, reason)]
     return found

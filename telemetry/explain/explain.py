@@ -6,12 +6,13 @@
     late      a percentile rose                           -> contributions, counterfactual, attributes, late
     none      nothing that the comparison tells from noise
 
-Where dropped and wrong both rose, the larger rise is explained; a percentile only where neither did.
+Where dropped and wrong both rose, the larger rise is explained; a percentile where neither did, or where drops are but
+the time-outs of a much larger rise of late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -112,7 +113,7 @@ class _Explainer:
             wrong = 1e-9  # canaries or counters say so; the rows' own verdicts do not know
         if wrongs.nonfinite(self.a, self.b):
             wrong = max(wrong, dropped + 1e-9)  # what fails for that reason is garbage that was caught
-        if dropped > 0 and dropped >= wrong:
+        if dropped > 0 and dropped >= wrong and not self._far_end_of_late():
             return self._failed(DROPPED, drops.hypotheses(self.a, self.b, change), change)
         if wrong > 0:
             return self._failed(WRONG, wrongs.hypotheses(self.a, self.b), change)
@@ -131,6 +132,23 @@ class _Explainer:
             return 0.0
         more = y / sizes[1] - x / sizes[0]
         return more if binomial_at_least(y, x + y, sizes[1] / sum(sizes)) < CERTAIN and more > 0 else 0.0
+
+    def _far_end_of_late(self) -> bool:
+        """Are the additional drops nothing but the time-outs of a much larger rise of late?
+
+        Who waits in a queue is late first and times out in the end.  What makes less than NAMED of a rise is not
+        what it is named after, here as among the reasons of drops.
+        """
+        late, dropped, out = (
+            rise_of(self.a, self.b, which)
+            for which in (
+                lambda run: run.is_label(names.LATE),
+                lambda run: run.is_label(names.DROPPED),
+                lambda run: drops.with_reasons(run, drops.TIMEOUTS),
+            )
+        )
+        waited = out >= (1 - drops.NAMED) * dropped
+        return waited and 0 < dropped < drops.NAMED * (dropped + late) and worst_figure(self.comparison) is not None
 
     def _late(self, figure: str, change: LoadChange | None) -> Explanation:
         effect = self._effect(figure)
@@ -246,6 +264,15 @@ class _Explainer:
 
     def _effect(self, figure: str) -> Effect | None:
         return next((one for one in self.comparison.effects if one.figure == figure), None)
+
+
+def rise_of(a: Sequence[Run], b: Sequence[Run], which: Callable[[Run], np.ndarray]) -> float:
+    """How much larger the share of such requests is in B."""
+    shares = [
+        sum(int((which(run) & run.counted).sum()) for run in side) / max(1, sum(int(run.counted.sum()) for run in side))
+        for side in (a, b)
+    ]
+    return shares[1] - shares[0]
 
 
 def worst_figure(comparison: Comparison) -> str | None:

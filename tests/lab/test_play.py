@@ -15,6 +15,7 @@ from loadgen.lab import wire
 from loadgen.lab.changes import BEFORE, CHANGES, apply
 from loadgen.lab.play import Played, change_draw, play
 from loadgen.lab.scenario import find
+from loadgen.lab.sides import _healthy
 from loadgen.lab.trial import record, virtual
 from loadgen.lab.world import Wire, World, base
 from telemetry import names, slo
@@ -66,6 +67,17 @@ def test_the_load_is_the_share_of_capacity_that_was_asked() -> None:
     world = healthy()
     rate = len(world.load) / world.load.at_s[-1]
     assert rate == pytest.approx(LOAD * world.notes["capacity"], rel=1e-6)
+
+
+@pytest.mark.parametrize("before", ["", *BEFORE])
+@pytest.mark.parametrize("seed", [3, 201, 205])
+def test_the_healthy_side_of_every_scenario_carries_its_load(before: str, seed: int) -> None:
+    world = _healthy(TWIN, seed, 0.8, 160, before)
+    side = play(TWIN, world, 1, seed)
+    assert reasons(side) == {None: 160}
+    took = column(side, "end_s") - column(side, "intended_s")
+    late, early = took[-60:], took[:60]
+    assert np.median(late) < 4 * np.median(early), "no queue that grows without end"
 
 
 def mean_rise(change: str, size: float, name: str) -> float:

@@ -207,6 +207,29 @@ def test_the_reason_of_a_drop_leads_to_its_cause(tmp_path: Path, error: str, cau
     assert f"{error}: 0.0 % -> 10.0 %" in found.hypotheses[0].evidence[0]
 
 
+@pytest.mark.parametrize(
+    ("late", "lost", "error", "label"),
+    [
+        (150, 30, names.TIMEOUT_TOTAL, "late"),  # who waits is late first, and times out in the end
+        (150, 60, names.TIMEOUT_TOTAL, "dropped"),
+        (0, 30, names.TIMEOUT_TOTAL, "dropped"),
+        (150, 30, names.REJECTED, "dropped"),  # who is refused has not waited
+    ],
+)
+def test_a_few_time_outs_beside_many_that_are_late_are_the_far_end_of_them(
+    tmp_path: Path, late: int, lost: int, error: str, label: str
+) -> None:
+    def crowd(k: int, row: dict[str, Any]) -> dict[str, Any]:
+        if 100 <= k < 100 + lost:
+            return dropped_row(k, k * 0.1, error, end_s=k * 0.1 + 60)
+        if 100 + lost <= k < 100 + lost + late:
+            longer = {name: row[name] + 20.0 for name in ("first_token_s", "first_content_s", "last_token_s", "end_s")}
+            return row | longer | {"chunk_s": [moment + 20.0 for moment in row["chunk_s"]]}
+        return row
+
+    assert verdict(tmp_path, crowd).label == label
+
+
 def test_retries_that_multiply_the_load_are_told_from_capacity(tmp_path: Path) -> None:
     def storm(k: int, row: dict[str, Any]) -> dict[str, Any]:
         return dropped_row(k, k * 0.1, names.TIMEOUT_FIRST_TOKEN, attempts=4) if 100 < k < 200 else row

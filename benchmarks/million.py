@@ -71,8 +71,9 @@ def main() -> int:
     grown = max(sum(one[1:]) for one in samples if one[0] >= base[0]) - sum(base[1:])
     holds = grown < asked.grow and rows == scheduled == end["done"]
     print(
-        f"{scheduled:,} requests at {asked.rate:,.0f}/s, {rows:,} rows, {base[1]:.1f} MB and "
-        f"{base[2]:.1f} MB of the recorder after {asked.after:,}, grown by {grown:.1f} MB since; lag p99 {end['lag_p99_s'] * 1e3:.2f} ms: {'holds' if holds else 'does NOT hold'}"
+        f"{scheduled:,} requests at {asked.rate:,.0f}/s, {rows:,} rows, {base[1]:.1f} MB and {base[2]:.1f} MB of the "
+        f"recorder after {asked.after:,}, grown by {grown:.1f} MB since; lag p99 {end['lag_p99_s'] * 1e3:.2f} ms: "
+        f"{'holds' if holds else 'does NOT hold'}"
     )
     return 0 if holds else 1
 

@@ -17,10 +17,10 @@ import asyncio
 import fcntl
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -196,6 +196,59 @@ def locked(folder: Path, limit_s: float = 0.0) -> Iterator[bool]:
         os.close(fd)
 
 
+class Recording:
+    """The recorder's work: `follow` by a thread that yields to everyone, then `finish` by one that does not."""
+
+    def __init__(self, folder: Path, parts: RowParts, tell: Callable[..., None]) -> None:
+        self._parts, self._tell = parts, tell
+        self._reader = SpoolReader(folder)
+        self._more = threading.Event()
+        self._over = False
+        self._fault: BaseException | None = None
+
+    def run(self) -> None:
+        """Until the end of stdin, and what is left then.  Raises UserError."""
+        follower = threading.Thread(target=self._follow, name="follow")
+        follower.start()
+        while os.read(0, 1 << 16):
+            self._more.set()
+        self._over = True
+        self._more.set()
+        follower.join()
+        if self._fault is not None:
+            raise self._fault
+        self._make()
+        self._parts.close()
+        self._reader.close()
+
+    def _follow(self) -> None:
+        try:
+            yield_to_others()
+            told = flushed = time.monotonic()
+            while not self._over:
+                self._more.wait(FLUSH_S)
+                self._more.clear()
+                self._make(while_it_lasts=True)
+                now = time.monotonic()
+                if now - flushed >= FLUSH_S:
+                    flushed = now
+                    if self._parts.flush():
+                        self._reader.forget()
+                if now - told >= TELL_S:
+                    told = now
+                    self._tell("made", rows=self._parts.rows, error=self._parts.error)
+        except BaseException as fault:  # for the thread that waits
+            self._fault = fault
+
+    def _make(self, *, while_it_lasts: bool = False) -> None:
+        """The rows of all that is there; while_it_lasts: until the sender has ended."""
+        for one in self._reader.records():
+            assert self._reader.common is not None
+            self._parts.add(one, self._reader.common.zero_ns)
+            if while_it_lasts and self._over:
+                return
+
+
 def record(words: dict[str, Any], tell: Callable[..., None]) -> None:
     """The recorder's life; tell: writes an event to the sender.  Raises UserError."""
     bundle, name, attempts = Path(words.pop("bundle")), words.pop("name"), words.pop("attempts")
@@ -205,29 +258,8 @@ def record(words: dict[str, Any], tell: Callable[..., None]) -> None:
             raise UserError(f"another process makes the rows of {name}", where=str(folder))
         common = Common(**words)
         parts = RowParts(bundle, name, common, tokenizer_of(common), attempts=attempts)
-        reader = SpoolReader(folder)
-        yield_to_others(True)
         tell("ready")
-        told = flushed = time.monotonic()
-        over = False
-        while not over:
-            if select.select([0], [], [], FLUSH_S)[0]:
-                over = not os.read(0, 1 << 16)
-            if over:
-                yield_to_others(False)
-            for one in reader.records():
-                assert reader.common is not None
-                parts.add(one, reader.common.zero_ns)
-            now = time.monotonic()
-            if now - flushed >= FLUSH_S or over:
-                flushed = now
-                if parts.flush():
-                    reader.forget()
-            if now - told >= TELL_S:
-                told = now
-                tell("made", rows=parts.rows, error=parts.error)
-        parts.close()
-        reader.close()
+        Recording(folder, parts, tell).run()
         clear(folder)
         tell("made", rows=parts.rows, error=parts.error, cpu_s=time.process_time())
 
@@ -241,12 +273,15 @@ def clear(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def yield_to_others(yields: bool) -> None:
-    """Run only where nobody else wants the processor, or as everyone (Linux; elsewhere a low priority, for good)."""
+def yield_to_others() -> None:
+    """This thread runs only where nobody else wants the processor (Linux; elsewhere it has a low priority).
+
+    For good: who may not raise a priority cannot take this back either.
+    """
     with suppress(OSError):
         if hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(0, os.SCHED_IDLE if yields else os.SCHED_OTHER, os.sched_param(0))
-        elif yields:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        else:
             os.nice(10)
 
 

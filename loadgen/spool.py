@@ -270,6 +270,7 @@ class SpoolReader:
             if self._unpacker is None and not self._open_next():
                 return
             assert self._unpacker is not None
+            yield from self._unpacked()  # what an earlier call was not asked for to the end
             # Asked before the last read: what is written to this segment later would be behind the next one's birth.
             follower = self._following()
             while data := os.read(self._file, READ_BYTES):

@@ -167,6 +167,17 @@ def test_segments_are_read_while_they_are_written_and_go_when_their_rows_are_saf
     assert len(list(place.glob("*.msgpack"))) == 1, "the last may still be written to"
 
 
+def test_who_stops_reading_goes_on_where_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spools, "SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(spools, "BLOB_BYTES", 1_000)
+    reader = SpoolReader(filled(tmp_path, *(ended(index, "x" * 40) for index in range(30))))
+    seen: list[int] = []
+    while found := next(iter(reader.records()), None):
+        assert isinstance(found, Kept)
+        seen.append(found.call.index)
+    assert seen == list(range(30))
+
+
 def test_a_torn_record_costs_itself_alone(tmp_path: Path) -> None:
     (segment,) = filled(tmp_path, *(ended(index, "abc") for index in range(5))).glob("*.msgpack")
     whole = segment.read_bytes()

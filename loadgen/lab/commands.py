@@ -52,7 +52,8 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
         seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Trials of each scenario and load.")] = 5,
         seed: Seed = 0,
         load: Annotated[
-            list[float] | None, typer.Option("--load", help="Shares of capacity. [default: its own]")
+            list[float] | None,
+            typer.Option("--load", min=0.01, max=20, help="Shares of capacity. [default: its own]"),
         ] = None,
         pairs: Pairs = 5,
         requests: Requests = 400,

@@ -55,7 +55,6 @@ SHARES = {
 ADDRESSES = {
     "--against", "--forward-spans", "--otlp-endpoint", "--prometheus", "--proxy", "--target", "--tempo", "--url",
 }  # fmt: skip
-WITH_ITS_SCENARIO = {("lab run", "--load")}  # what a load is follows from the scenario that is named
 NO_ADDRESS = ("foo", "127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://127.0.0.1:99999", "http://127.0.0.1:x")
 PLACES = {"--bind": ["foo", "http://127.0.0.1:5557", "127.0.0.1:x", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536"]}
 HOSTS = {"--host", "--listen"}
@@ -80,7 +79,7 @@ def nonsense() -> Iterator[tuple[str, str, str]]:
         for one in command.params:
             option = one.opts[-1] if one.param_type_name == "option" else ""
             kind = str(getattr(one, "type_descriptor", None) and one.type_descriptor.annotation)
-            if not option or (name, option) in WITH_ITS_SCENARIO:
+            if not option:
                 continue
             if "float" in kind or ("int" in kind and "Path" not in kind):
                 values = ["-1", "x", *(() if option in ZERO_MEANS_SOMETHING else ("0",))]

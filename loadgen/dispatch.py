@@ -270,8 +270,7 @@ class Dispatcher:
             self._lingering.append((time.monotonic_ns() + _LINGER_NS, connection, connection.exchanges))
         retried = False
         if self._retries is not None:
-            replica = flight.replica
-            retried = self._retries.ended(flight, flight.pool.origin.url, replica, stopping=self._stopping)
+            retried = self._retries.ended(flight, stopping=self._stopping)
         if not retried:
             self._count(flight)
         if self._parked:

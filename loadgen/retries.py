@@ -52,11 +52,11 @@ class Retries:
         """Requests that pause before their next attempt."""
         return len(self._waiting)
 
-    def ended(self, flight: Flight, target: str, replica: str | None, *, stopping: bool) -> bool:
+    def ended(self, flight: Flight, *, stopping: bool) -> bool:
         """An attempt has ended: write it down.  True: it will be tried again."""
         now = time.monotonic_ns()
         pause_s, verdict = self._pause(flight, stopping)
-        self._spool.put_attempt(self._row(flight, target, replica, verdict))
+        self._spool.put_attempt(self._row(flight, verdict))
         if pause_s is None:
             return False
         flight.next_pause_s = pause_s
@@ -93,7 +93,7 @@ class Retries:
             return None, GAVE_UP
         return (pause, RETRIED) if self.budget.take() else (None, NO_BUDGET)
 
-    def _row(self, flight: Flight, target: str, replica: str | None, verdict: str) -> dict[str, Any]:
+    def _row(self, flight: Flight, verdict: str) -> dict[str, Any]:
         answer = flight.answer
 
         def after(ns: int | None) -> float | None:
@@ -103,8 +103,8 @@ class Retries:
             "index": flight.call.index,
             "attempt": flight.attempt,
             "worker": self._worker,
-            "target": target,
-            "replica": replica,
+            "target": flight.target,
+            "replica": flight.replica,
             "due_s": flight.call.intended_s if flight.attempt == 0 else after(flight.due_ns),
             "pause_s": flight.pause_s,
             "sent_s": after(flight.sent_ns),

@@ -19,8 +19,6 @@ BATCH_ROWS: Final = 64  # rows to a record batch: some 1 ms of work at most
 class RowSink(Protocol):
     """What is needed of telemetry.bundle.PartWriter."""
 
-    error: str | None  # why rows cannot be written at present
-
     def append(self, rows: dict[str, Any], /) -> None: ...
     def flush(self) -> bool: ...
 
@@ -52,11 +50,6 @@ class RowMaker:
     def full(self) -> bool:
         """Enough rows for a batch wait to be flushed."""
         return self._buffered >= BATCH_ROWS
-
-    @property
-    def error(self) -> str | None:
-        """Why rows cannot be written at present."""
-        return self._sink.error
 
     def make(self, ended: Ended) -> None:
         """The row of a request that ended."""

@@ -7,7 +7,7 @@ rows that are left and ends; whoever makes rows of a spool holds its lock.
 
     argument  {"bundle":FOLDER,"name":PART,"attempts":bool,...}  the rest: loadgen.spool.Common
     stdin     any byte: there is more to read.  End of file: that was the last
-    stdout    JSON lines: {"ev":"ready"}, each second and at the end {"ev":"made","rows":n,"error":why or null,...}, and
+    stdout    JSON lines: {"ev":"ready"}, each second and at the end {"ev":"made","error":why or null,...}, and
               {"ev":"error","message":...,"where":...,"remedy":...} with status 1
 """
 
@@ -46,7 +46,6 @@ class Recorder:
 
     def __init__(self, bundle: Path, name: str, common: Common, *, attempts: bool) -> None:
         self.folder = folder_for(bundle, name, common.keep_text)
-        self.rows = 0
         self.cpu_s: float | None = None  # once it has ended
         self.error: str | None = None  # why rows cannot be written at present
         words = {"bundle": str(bundle), "name": name, "attempts": attempts, **asdict(common)}
@@ -113,7 +112,7 @@ class Recorder:
         elif told["ev"] == "ready":
             self._ready.set_result(None)
         else:
-            self.rows, self.error, self.cpu_s = told["rows"], told["error"], told.get("cpu_s")
+            self.error, self.cpu_s = told["error"], told.get("cpu_s")
 
 
 def tokenizer_of(common: Common) -> Tokenizer | None:
@@ -197,7 +196,7 @@ def locked(folder: Path, limit_s: float = 0.0) -> Iterator[bool]:
 
 
 class Recording:
-    """The recorder's work: `follow` by a thread that yields to everyone, then `finish` by one that does not."""
+    """The recorder's work: a thread that yields to everyone follows the sender, one that does not makes the rest."""
 
     def __init__(self, folder: Path, parts: RowParts, tell: Callable[..., None]) -> None:
         self._parts, self._tell = parts, tell
@@ -236,9 +235,10 @@ class Recording:
                         self._reader.forget()
                 if now - told >= TELL_S:
                     told = now
-                    self._tell("made", rows=self._parts.rows, error=self._parts.error)
+                    self._tell("made", error=self._parts.error)
         except BaseException as fault:  # for the thread that waits
             self._fault = fault
+            self._tell("made", error=f"{type(fault).__name__}: {fault}")
 
     def _make(self, *, while_it_lasts: bool = False) -> None:
         """The rows of all that is there; while_it_lasts: until the sender has ended."""
@@ -261,7 +261,7 @@ def record(words: dict[str, Any], tell: Callable[..., None]) -> None:
         tell("ready")
         Recording(folder, parts, tell).run()
         clear(folder)
-        tell("made", rows=parts.rows, error=parts.error, cpu_s=time.process_time())
+        tell("made", error=parts.error, cpu_s=time.process_time())
 
 
 def clear(folder: Path) -> None:

@@ -6,11 +6,12 @@ Usage: python -m loadgen.recover BUNDLE     where rows are about to leave this m
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from loadgen.recorder import LOCK_LIMIT_S, RowParts, clear, locked, tokenizer_of
-from loadgen.spool import FOLDER, SpoolReader
+from loadgen.spool import FOLDER, Kept, Row, SpoolReader
 from models.errors import UserError
 from telemetry.parts import read_table
 from telemetry.schema import ATTEMPTS, REQUESTS
@@ -47,7 +48,8 @@ def recover(bundle: Path, limit_s: float = LOCK_LIMIT_S) -> int:
 def _made(bundle: Path, folder: Path) -> int:
     there = _there(bundle)
     reader, parts = SpoolReader(folder), None
-    for one in reader.records():
+    records = reader.records()
+    while (one := _next(reader, records)) is not None:
         assert reader.common is not None
         key = (one["index"], one["attempt"]) if isinstance(one, dict) else (one.call.index, -1)
         if key in there:
@@ -62,6 +64,20 @@ def _made(bundle: Path, folder: Path) -> int:
         return 0
     parts.close()
     return parts.rows
+
+
+def _next(reader: SpoolReader, records: Iterator[Kept | Row]) -> Kept | Row | None:
+    """The next record; None: no more, or what a machine that went down left is none.  Raises UserError."""
+    try:
+        return next(records, None)
+    except (ValueError, TypeError) as problem:
+        if reader.common is None:
+            raise UserError(
+                f"what was noted cannot be read: {problem}",
+                where=FOLDER,
+                remedy="use the version of tailspan that wrote this bundle",
+            ) from problem
+        return None
 
 
 def _there(bundle: Path) -> set[Key]:

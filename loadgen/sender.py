@@ -171,8 +171,10 @@ class Sender:
     async def _close_rows(self) -> None:
         """Write what is noted, and give the recorder some time for the last rows; again: nothing."""
         if self._spool is not None and self._recorder is not None:
-            self._spool.close()
-            await self._recorder.close(LAST_ROWS_S)
+            try:
+                self._spool.close()
+            finally:
+                await self._recorder.close(LAST_ROWS_S)
 
     @property
     def _write_error(self) -> str | None:

@@ -26,6 +26,7 @@ import msgpack
 from loadgen.failure import Failure
 from loadgen.job import Call
 from loadgen.stream import Answer
+from models.errors import UserError
 
 FOLDER: Final = "spool"  # of a bundle; in it a folder for each sender
 LOCK: Final = "lock"  # held by whoever reads the folder
@@ -75,7 +76,7 @@ class Common:
 
 
 class Ended(Protocol):
-    """What is needed of a request that ended (loadgen.flight.Flight, loadgen.spill.Kept); stamps as there."""
+    """What is needed of a request that ended (loadgen.flight.Flight, or what was Kept of it); stamps as there."""
 
     @property
     def call(self) -> Call: ...
@@ -181,7 +182,7 @@ class Spool:
             self._wake.notify()
 
     def close(self) -> None:
-        """Write what is left; where the disk is full that is tried once more, then `error` says so."""
+        """Write what is left.  Raises UserError where that fails: those requests will have no row."""
         self.flush()
         if self._thread is not None:
             with self._wake:
@@ -192,6 +193,12 @@ class Spool:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        if self._blobs:
+            raise UserError(
+                f"requests could not be noted: {self.error}",
+                where=str(self._folder),
+                remedy="free space on that disk; all requests before these have their rows",
+            )
 
     def _add(self, record: Any) -> None:
         try:
@@ -264,7 +271,7 @@ class SpoolReader:
     def records(self) -> Iterator[Kept | Row]:
         """Requests, and the rows of attempts, up to the end of what is written at present.
 
-        Raises ValueError: something that a spool of this version does not hold.
+        Raises ValueError or TypeError: something that a spool of this version does not hold.
         """
         while True:
             if self._unpacker is None and not self._open_next():

@@ -167,6 +167,18 @@ def test_a_kill_costs_no_row_of_what_was_noted(tmp_path: Path, dies: str) -> Non
     assert not (tmp_path / "spool").exists()
 
 
+def test_a_recorder_that_cannot_go_on_is_told_while_the_run_goes(tmp_path: Path) -> None:
+    with StubThread(lambda request: answer("Aaaa")) as stub, child(stub.url, 1000) as sender:
+        sender.prepare(tmp_path)
+        (tmp_path / "spool" / "worker-1" / "000000.msgpack").write_bytes(b"\0")
+        sender.say("start", zero_monotonic_ns=time.monotonic_ns())
+        told = sender.hear(lambda event: event["ev"] == "progress" and event["write_error"] is not None)
+        assert "no segment of this version" in told["write_error"]
+        sender.say("stop", grace_s=0)
+        assert sender.hear(lambda event: event["ev"] == "end")["write_error"]
+        assert sender.process.wait(10) == 0
+
+
 def test_a_bundle_that_keeps_no_text_has_none_at_any_time(tmp_path: Path) -> None:
     with StubThread(lambda request: answer("Aaaa")) as stub, child(stub.url, 1000, keep_text="none") as sender:
         sender.prepare(tmp_path)

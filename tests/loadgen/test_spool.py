@@ -21,6 +21,7 @@ from loadgen.recover import recover
 from loadgen.row_maker import RowMaker
 from loadgen.spool import ANSWER_FIELDS, CALL_FIELDS, FOLDER, Common, Kept, Spool, SpoolReader, folder_for
 from loadgen.stream import Answer
+from models.errors import UserError
 from telemetry import names
 from telemetry.parts import read_table
 from telemetry.schema import ATTEMPTS, REQUESTS
@@ -52,8 +53,6 @@ def made(one: Kept) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
 
     class Sink:
-        error = None
-
         def append(self, row: dict[str, Any]) -> None:
             rows.append(row)
 
@@ -212,6 +211,33 @@ def test_a_full_disk_costs_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
     spool.close()
     assert spool.error is None
     assert [one.call.index for one in read(place) if isinstance(one, Kept)] == [0, 1, 2, 3]
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spools.os, "pwrite", pwrite)
+    spool = Spool(folder_for(tmp_path, "worker-3", "all"), COMMON)
+    spool.start(0)
+    spool.put(ended(0, "abc"))
+    with pytest.raises(UserError, match="could not be noted: No space left"):
+        spool.close()
+
+
+def test_what_a_machine_that_went_down_left_behind_whole_records_costs_itself_alone(tmp_path: Path) -> None:
+    (segment,) = filled(tmp_path, *(ended(index, "abc") for index in range(5))).glob("*.msgpack")
+    segment.write_bytes(segment.read_bytes() + bytes(4096))
+    assert recover(tmp_path) == 5
+
+
+def test_a_spool_of_another_version_is_told_and_left_alone(tmp_path: Path) -> None:
+    (segment,) = filled(tmp_path, ended(0, "abc")).glob("*.msgpack")
+    later = segment.read_bytes().replace(b"\xa7version\x01", b"\xa7version\x02", 1)
+    segment.write_bytes(later)
+    with pytest.raises(UserError, match="no segment of this version"):
+        recover(tmp_path)
+    assert segment.read_bytes() == later
 
 
 def test_no_text_reaches_the_folder_of_a_bundle_that_keeps_none(tmp_path: Path) -> None:

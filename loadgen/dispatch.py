@@ -24,6 +24,7 @@ from loadgen.http import Connection, Limits, Origin
 from loadgen.job import Call, CallSource, SendSettings, after_ns
 from loadgen.openers import Openers
 from loadgen.pool import Pool
+from loadgen.reads import Reads
 from loadgen.retries import Retries
 from loadgen.spool import Spool
 from loadgen.usual import Shape
@@ -65,6 +66,7 @@ class Dispatcher:
         origins = [Origin.parse(url) for url in settings.targets]
         self._due = Due(self._ring)
         self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy, self._due) for one in origins]
+        self._reads: Reads | None = None
         self._openers = Openers(self._pools, settings.connect_timeout_s, settings.max_concurrency)
         self._heads = [RequestHead(one, settings.headers, proxy) for one in origins]
         self._shapes = [Shape() for _ in origins]
@@ -101,7 +103,9 @@ class Dispatcher:
     # --- life ---
     async def prepare(self) -> None:
         """Resolve the targets and build the first calls.  Raises UserError."""
+        self._reads = Reads.open(self._due)
         for pool in self._pools:
+            pool.reads = self._reads
             await pool.resolve()
         while self._wants_calls() or self._waiting:
             if self._waiting:
@@ -145,6 +149,8 @@ class Dispatcher:
             self._pulse.close()
         self._spool.flush()
         await asyncio.sleep(0)  # let the aborted transports say goodbye
+        if self._reads is not None:
+            self._reads.close()
         self.vitals.finish()
 
     def cut(self) -> None:
@@ -152,6 +158,13 @@ class Dispatcher:
         now = time.monotonic_ns()
         for flight in list(self._in_flight.values()):
             flight.give_up(CUT_BY_END, f"cut by the end of the run: {flight.state}", now)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes this sender slower than it could be."""
+        if self._reads is not None:
+            return []
+        return ["native/reads.c cannot be compiled: the event loop reads the sockets, which costs more a token"]
 
     @property
     def finished(self) -> bool:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from loadgen.http import CLOSED, Connection, Take
+from loadgen.http import CLOSED, Connection
 from loadgen.job import Call
 from loadgen.pool import ConnectError, Pool
 from loadgen.stream import Answer
-from loadgen.usual import Shape
+from loadgen.usual import Shape, Usual
 from telemetry.names import RESET, SERVER_ERROR
 
 #: A kept connection that the server closes within this time of our request, without a byte, was stale: the close and
@@ -133,6 +133,8 @@ class Flight:
             return "connecting"
         if self.answer.status is None:
             return "waiting for the answer's head"
+        if self._connection is not None:
+            self._connection.collect()
         return f"{len(self.answer.stamps)} token chunks read" if self.answer.stamps else "waiting for the first token"
 
     @property
@@ -201,8 +203,8 @@ class Flight:
             answer.end(now_ns)
             self._end()
 
-    def taker(self) -> Take | None:
-        return self.answer.taker()
+    def usual(self) -> Usual | None:
+        return self.answer.usual()
 
     def on_complete(self, now_ns: int) -> None:
         self.answer.end(now_ns)

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import httptools
 
 from loadgen.due import Due
+from loadgen.reads import Known, Reads
 from models.errors import UserError
 
 # What `Listener.on_failure` is told.
@@ -86,8 +87,14 @@ class Origin:
         return base + path
 
 
-#: Shown a read that begins between two HTTP chunks, with its stamp: how many bytes of body it took, 0 for none of it.
-Take = Callable[[bytes, int], int]
+class Usual(Known, Protocol):
+    """What takes whole HTTP chunks with an event that is known but for its text."""
+
+    def take(self, data: bytes, now_ns: int) -> int:
+        """Shown a read that begins between two chunks: how many bytes of body it took, 0 for none of it."""
+
+    def take_stored(self, stamps: list[int], texts: list[str]) -> None:
+        """Such events that came, in their order."""
 
 
 class Listener(Protocol):
@@ -96,7 +103,7 @@ class Listener(Protocol):
     def on_head(self, status: int, headers: dict[bytes, bytes], now_ns: int) -> None: ...
     def on_body(self, data: bytes, now_ns: int) -> None: ...
 
-    def taker(self) -> Take | None:
+    def usual(self) -> Usual | None:
         """What may take the next read as it stands, where that is one whole HTTP chunk; asked after each read."""
 
     def on_complete(self, now_ns: int) -> None: ...
@@ -123,6 +130,9 @@ class Connection(asyncio.Protocol):
         self._give_back = give_back
         self._due = due or Due()
         self._fd = -1  # of a socket that takes our bytes as they are
+        self._reads: Reads | None = None  # who reads it; None: the transport
+        self._slot = -1
+        self._lost: OSError | None = None  # how it ended, where the transport does not know
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._listener: Listener | None = None
@@ -141,7 +151,7 @@ class Connection(asyncio.Protocol):
         self._room = self._limits.body  # bytes of body that may still come
         self._body: list[bytes] = []  # of the read that is being parsed
         self._between_chunks = False  # the parser's last callback was the end of a chunk
-        self._take: Take | None = None
+        self._usual: Usual | None = None
 
     # --- for the owner ---
     def request(self, data: bytes, listener: Listener) -> None:
@@ -169,19 +179,67 @@ class Connection(asyncio.Protocol):
         """The last answer is not read to its end."""
         return self._busy
 
+    def read_by(self, reads: Reads) -> None:
+        """Leave the reading to `reads`, where the socket is plain.  Before the first request."""
+        if self._fd < 0 or not self.open or self._transport is None:
+            return
+        try:
+            self._slot = reads.add(self._fd, self)
+        except OSError:
+            return
+        self._reads = reads
+        self._transport.pause_reading()
+
+    def collect(self) -> None:
+        """Give the listener the events that are stored for it."""
+        if self._reads is not None and self._usual is not None:
+            self._reads.collect(self._slot)
+
     def release(self) -> None:
         """The listener has all it wants: read the rest of the answer silently, then keep the connection."""
         self._listener = None
-        self._take = None
+        self._usual = None
 
     def cut(self) -> None:
-        """Drop the connection now, without a word to the listener."""
+        """Drop the connection now, without a word to the listener; what is stored for it, it gets."""
+        self.collect()
         self._listener = None
-        self._take = None
+        self._usual = None
         self.open = False
-        self._fd = -1
+        self._leave()
         self._give_back(self)
         if self._transport is not None:
+            self._transport.abort()
+
+    def _leave(self) -> None:
+        """The socket is about to be closed, or is."""
+        self._fd = -1
+        if self._reads is not None:
+            self._reads.drop(self._slot)
+            self._reads = None
+
+    # --- reads ---
+    def on_stored(self, stamps: list[int], texts: list[str], body: int) -> None:
+        if self._usual is not None:
+            self._usual.take_stored(stamps, texts)
+            self._room -= body  # whole chunks do not change the state of the parser, so it need not see them
+
+    def on_read(self, data: bytes, now_ns: int) -> None:
+        self._now = now_ns
+        self._usual = None
+        self._read(data)
+        if self._usual is not None and self._reads is not None:
+            self._reads.arm(self._slot, self._usual, self._room)
+
+    def on_closed(self, error: OSError | None, now_ns: int) -> None:
+        self._lost = error
+        self.open = False
+        self._leave()
+        self._give_back(self)
+        assert self._transport is not None
+        if error is None:
+            self._transport.close()
+        else:
             self._transport.abort()
 
     # --- asyncio ---
@@ -200,10 +258,13 @@ class Connection(asyncio.Protocol):
         now = self._now = time.monotonic_ns()
         if now >= self._due.at_ns and self._busy:  # an idle connection could be given to one of those calls
             self._due.ring()
-        take = self._take
-        if take is not None and len(data) <= self._room and (taken := take(data, now)):
-            self._room -= taken  # whole chunks do not change the state of the parser, so it need not see them
+        usual = self._usual
+        if usual is not None and len(data) <= self._room and (taken := usual.take(data, now)):
+            self._room -= taken
             return
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         if not self._busy:
             self.cut()  # bytes that nobody asked for: whatever follows could be taken for the next answer
             return
@@ -230,7 +291,7 @@ class Connection(asyncio.Protocol):
         else:
             # Behind the end of a chunk only the next one's size line has no callback yet, and that ends with CRLF too.
             between = self._between_chunks and self._listener is not None and data.endswith(b"\r\n")
-            self._take = self._listener.taker() if between and self._listener is not None else None
+            self._usual = self._listener.usual() if between and self._listener is not None else None
 
     def _hand_over(self) -> None:
         """Give the listener what this read held of the body."""
@@ -246,7 +307,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
-        self._fd = -1
+        self.collect()
+        self._leave()
+        self._usual = None
+        exc = exc or self._lost
         self._now = time.monotonic_ns()
         listener, self._listener = self._listener, None
         busy, self._busy = self._busy, False
@@ -313,12 +377,13 @@ class Connection(asyncio.Protocol):
         if not self.open:
             return
         listener, self._listener = self._listener, None
-        self._take = None  # what comes before the next request was asked for by nobody
+        self._usual = None  # what comes before the next request was asked for by nobody
         self._busy = False
         if self._keep:
             self._give_back(self)
         else:
             self.open = False
+            self._leave()
             assert self._transport is not None
             self._transport.close()
         if listener is not None:

@@ -6,10 +6,8 @@ against it is the sender.  Options are at the top of native/sse_stub.c.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from models.cache import cache_dir, locked, made
-from models.errors import UserError
+from models.compiled import compiled
 
 SOURCE: Final = Path(__file__).parent / "native" / "sse_stub.c"
 FLAGS: Final = ("-O2", "-Wall", "-Wextra")
@@ -29,26 +26,7 @@ START_S: Final = 5.0
 
 def built() -> Path:
     """The stub's program.  Raises UserError where it cannot be compiled."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise UserError("no C compiler", where="selfcheck", remedy="install cc, gcc or clang")
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((*FLAGS, compiler)).encode()).hexdigest()[:16]
-    program = made(cache_dir() / "native") / f"sse-stub-{key}"
-    with locked("sse-stub", lambda _: None):
-        if not program.exists():
-            part = program.with_suffix(".part")
-            try:
-                subprocess.run(
-                    [compiler, *FLAGS, "-o", str(part), str(SOURCE)], check=True, capture_output=True, text=True
-                )
-            except subprocess.CalledProcessError as error:
-                raise UserError(
-                    f"{compiler} fails: {error.stderr[-300:]}",
-                    where=str(SOURCE),
-                    remedy="it needs Linux and GCC or clang",
-                ) from None
-            part.replace(program)
-    return program
+    return compiled(SOURCE, FLAGS)
 
 
 class NativeStub:

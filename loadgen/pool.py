@@ -10,6 +10,7 @@ from typing import Final
 
 from loadgen.due import Due
 from loadgen.http import Connection, Limits, Origin
+from loadgen.reads import Reads
 from models.errors import UserError
 from telemetry.names import CLIENT_ERROR, REFUSED, TIMEOUT_CONNECT
 
@@ -59,6 +60,7 @@ class Pool:
     ) -> None:
         """due: see Connection."""
         self._due = due
+        self.reads: Reads | None = None  # who reads its plain sockets; None: the event loop
         self.origin = origin
         self.proxy = proxy
         self._limits = limits
@@ -130,6 +132,8 @@ class Pool:
             ssl=self._tls,
             server_hostname=self.origin.host if self._tls is not None else None,
         )
+        if self.reads is not None:
+            connection.read_by(self.reads)
         return connection
 
     async def _through_tunnel(self, address: str, proxy: Origin, tls: ssl.SSLContext) -> Connection:

@@ -144,7 +144,7 @@ class Sender:
             requests=self._dispatcher.requests,
             monotonic_ns=time.monotonic_ns(),
             file_limit=files,
-            warnings=connection_warnings(settings, self._dispatcher.requests, files),
+            warnings=[*connection_warnings(settings, self._dispatcher.requests, files), *self._dispatcher.warnings],
         )
 
     async def _stop(self, grace_s: float) -> None:

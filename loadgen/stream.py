@@ -12,7 +12,6 @@ Malformed input never raises: it becomes a reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any, Final
 
 from loadgen import responses_api
@@ -175,9 +174,9 @@ class Answer:
             self._body.append(data)
             self._body_size += len(data)
 
-    def taker(self) -> Callable[[bytes, int], int] | None:
+    def usual(self) -> Usual | None:
         """What takes a whole chunk with a usual event, where the next read may be one."""
-        return self._usual.take if self._between else None
+        return self._usual if self._between else None
 
     def end(self, now_ns: int, broken: str | None = None) -> None:
         """Nothing more comes.  broken: how the connection failed; None: the HTTP message ended as it should."""
@@ -223,6 +222,14 @@ class Answer:
             self.done_marker = True
             self.end_ns = now_ns
             return
+        if event.type == "message":
+            if (reason := self._usual.end_of(data)) is not None:
+                if self.finish_reason is None:
+                    self.finish_reason = reason
+                return
+            if (usage := self._usual.usage_of(data)) is not None:
+                self._take_usage(usage)
+                return
         try:
             found = _json(data)
         except (ValueError, RecursionError):
@@ -245,7 +252,10 @@ class Answer:
                 return
         first = self.model is None
         tokens = len(self.pieces)
+        finished = self.finish_reason
         self._chunk(found, now_ns)
+        if finished is None and self.finish_reason is not None and event.type == "message":
+            self._usual.learn_end(data, found, self.finish_reason)
         if first and self._usual.foresee(data, found):
             return
         if len(self.pieces) == tokens + 1 and self.finish_reason is None and not found.get("usage"):

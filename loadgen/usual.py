@@ -27,6 +27,9 @@ def _size_line(size: int) -> bytes:
 
 _SIZE_LINES: Final = tuple(map(_size_line, range(4096)))  # longer reads go the long way, which costs them less
 
+_BEFORE_USAGE: Final = '[],"usage":{'
+_MOST_ENDS: Final = 16  # that are remembered of a server
+
 
 class Shape:
     """What the usual event of a server looks like from its "choices" on; shared by the answers of one server.
@@ -35,11 +38,13 @@ class Shape:
     first event has no more than plain members there knows its usual event before it has seen one.
     """
 
-    __slots__ = ("middle", "suffix")
+    __slots__ = ("ends", "middle", "suffix")
 
     def __init__(self) -> None:
         self.middle = ""  # from '"choices":' to the text; empty: not known
         self.suffix = ""
+        #: By what follows '"choices":' in an event that says why the answer ends and nothing else: that reason.
+        self.ends: dict[str, str] = {}
 
 
 class Usual:
@@ -47,25 +52,27 @@ class Usual:
 
     __slots__ = (
         "_chunk_tail",
-        "_frame_head",
-        "_frame_tail",
-        "_most",
         "_pieces",
         "_prefix",
         "_shape",
         "_stamps",
+        "_stem",
         "_suffix",
+        "frame_head",
+        "frame_tail",
+        "most",
     )
 
     def __init__(self, stamps: list[int], pieces: list[str], line_limit: int, shape: Shape | None) -> None:
         self._stamps = stamps
         self._pieces = pieces
-        self._most = line_limit
+        self.most = line_limit
         self._shape = shape
         self._prefix = ""  # empty: nothing known
         self._suffix = ""
-        self._frame_head = b""  # the same in bytes, from the beginning to the end of an event
-        self._frame_tail = b""
+        self._stem = ""  # up to '"choices":'; empty: not known, or it says more than who sent it
+        self.frame_head = b""  # the same in bytes, from the beginning to the end of an event
+        self.frame_tail = b""
         self._chunk_tail = b""  # of the HTTP chunk that holds such an event and nothing else
 
     @property
@@ -79,14 +86,14 @@ class Usual:
         body in chunks, between two of them and between two events, when something is known.
         """
         size = len(data)
-        if size >= len(_SIZE_LINES) or size > self._most:
+        if size >= len(_SIZE_LINES) or size > self.most:
             return 0
         line = _SIZE_LINES[size]
         start = len(line)
-        if not (data.startswith(line) and data.startswith(self._frame_head, start) and data.endswith(self._chunk_tail)):
+        if not (data.startswith(line) and data.startswith(self.frame_head, start) and data.endswith(self._chunk_tail)):
             return 0
         try:
-            text = data[start + len(self._frame_head) : -len(self._chunk_tail)].decode()
+            text = data[start + len(self.frame_head) : -len(self._chunk_tail)].decode()
         except UnicodeDecodeError:
             return 0
         if not text or not text.isprintable() or '"' in text or "\\" in text:
@@ -95,11 +102,16 @@ class Usual:
         self._pieces.append(text)
         return size - start - 2
 
+    def take_stored(self, stamps: list[int], texts: list[str]) -> None:
+        """Usual events that were recognised elsewhere, by `frame_head` and `frame_tail`."""
+        self._stamps.extend(stamps)
+        self._pieces.extend(texts)
+
     def take_event(self, data: bytes, now_ns: int) -> bool:
         """The same for a read of body bytes that is one whole event, however HTTP framed it."""
-        if not (data.startswith(self._frame_head) and data.endswith(self._frame_tail)) or len(data) > self._most:
+        if not (data.startswith(self.frame_head) and data.endswith(self.frame_tail)) or len(data) > self.most:
             return False
-        text = data[len(self._frame_head) : -len(self._frame_tail)].decode("utf-8", "replace")
+        text = data[len(self.frame_head) : -len(self.frame_tail)].decode("utf-8", "replace")
         if not text or not text.isprintable() or '"' in text or "\\" in text:
             return False
         self._stamps.append(now_ns)
@@ -112,6 +124,37 @@ class Usual:
             return ""
         text = data[len(self._prefix) : -len(self._suffix)]
         return text if text.isprintable() and '"' not in text and "\\" not in text else ""
+
+    def end_of(self, data: str) -> str | None:
+        """The finish reason of an event that says nothing else and was seen before."""
+        stem = self._stem
+        shape = self._shape
+        if not stem or shape is None or not data.startswith(stem):
+            return None
+        return shape.ends.get(data[len(stem) :])
+
+    def usage_of(self, data: str) -> dict[str, Any] | None:
+        """The usage of an event that says nothing else."""
+        stem = self._stem
+        if not stem or not data.startswith(_BEFORE_USAGE, len(stem)):
+            return None
+        try:
+            found, end = scan(data, len(stem) + len(_BEFORE_USAGE) - 1)
+        except (StopIteration, ValueError, RecursionError):
+            return None
+        return found if data[end:] == "}" else None
+
+    def learn_end(self, data: str, found: dict[str, Any], reason: str) -> None:
+        """Remember the event that gave this reason to end; found: it, parsed."""
+        stem, shape = self._stem, self._shape
+        if not stem or shape is None or not data.startswith(stem) or len(shape.ends) >= _MOST_ENDS:
+            return
+        choices = found["choices"]
+        if len(choices) != 1 or not _is_plain(found) or choices[0].get("logprobs") or choices[0].get("text"):
+            return
+        delta = choices[0].get("delta")
+        if delta is None or (isinstance(delta, dict) and not any(delta.values())):
+            shape.ends[data[len(stem) :]] = reason
 
     def fits(self, data: str) -> bool:
         """Is this the usual event, whatever its text?"""
@@ -134,9 +177,10 @@ class Usual:
         if data[start : start + 1] != '"':
             return
         _, end = scan(data, start)
-        self._know(data[: start + 1], data[end - 1 :])
         stem = _stem(data)
-        if self._shape is not None and stem and _is_plain(found):
+        plain = stem and _is_plain(found)
+        self._know(data[: start + 1], data[end - 1 :], stem if plain else "")
+        if self._shape is not None and plain:
             self._shape.middle, self._shape.suffix = self._prefix[len(stem) :], self._suffix
 
     def foresee(self, data: str, found: dict[str, Any]) -> bool:
@@ -149,14 +193,14 @@ class Usual:
         shape = self._shape
         if shape is None or not shape.middle or not _is_plain(found) or not (stem := _stem(data)):
             return False
-        self._know(stem + shape.middle, shape.suffix)
+        self._know(stem + shape.middle, shape.suffix, stem)
         return True
 
-    def _know(self, prefix: str, suffix: str) -> None:
-        self._prefix, self._suffix = prefix, suffix
-        self._frame_head = b"data: " + prefix.encode()
-        self._frame_tail = suffix.encode() + b"\n\n"
-        self._chunk_tail = self._frame_tail + b"\r\n"
+    def _know(self, prefix: str, suffix: str, stem: str) -> None:
+        self._prefix, self._suffix, self._stem = prefix, suffix, stem
+        self.frame_head = b"data: " + prefix.encode()
+        self.frame_tail = suffix.encode() + b"\n\n"
+        self._chunk_tail = self.frame_tail + b"\r\n"
 
 
 def _stem(data: str) -> str:

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from loadgen.due import Due
+from loadgen.due import NEVER, Due
 from loadgen.http import CLOSED, PROTOCOL, Connection, Limits, Origin
 from loadgen.job import Call
 from loadgen.pool import ConnectError, Pool
+from loadgen.reads import Reads
 from loadgen.wire import RequestHead
 from models.errors import UserError
 from telemetry import names
@@ -53,7 +54,7 @@ class Ear:
         self.body += data
         self.stamps.append(now_ns)
 
-    def taker(self) -> None:
+    def usual(self) -> None:
         return None
 
     def on_complete(self, now_ns: int) -> None:
@@ -76,8 +77,20 @@ def call(path: str = "/v1/chat/completions", **more: Any) -> Call:
     return Call(path=path, **fields | counts | ids | more)
 
 
-async def pool_to(url: str, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> Pool:
-    pool = Pool(Origin.parse(url), limits or Limits(), tls)
+BY_LIBRARY = True
+
+
+@pytest.fixture(autouse=True, params=["read by the library", "read by transports"])
+def _reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "BY_LIBRARY", request.param == "read by the library")
+
+
+async def pool_to(
+    url: str, limits: Limits | None = None, tls: ssl.SSLContext | None = None, due: Due | None = None
+) -> Pool:
+    due = due or Due()
+    pool = Pool(Origin.parse(url), limits or Limits(), tls, due=due)
+    pool.reads = Reads(due) if BY_LIBRARY else None
     await pool.resolve()
     return pool
 
@@ -454,14 +467,19 @@ def test_what_is_due_is_sent_before_what_was_read_and_never_on_a_connection_that
 
     async def work() -> None:
         async with Stub(lambda request: [plain("200 OK", {})]) as stub:
-            due = Due(lambda: rung.append(connection.busy))
-            pool = Pool(Origin.parse(stub.url), Limits(), due=due)
-            await pool.resolve()
+
+            def ring() -> None:
+                rung.append(connection.busy)
+                due.at_ns = NEVER
+
+            due = Due(ring)
+            pool = await pool_to(stub.url, due=due)
             _, connection = await ask(pool)
             assert rung == [], "nothing is due"
             due.at_ns = 1
             await ask(pool)
             assert rung == [True]
+            due.at_ns = 1
             connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")  # asked for by nobody
             assert rung == [True] and not connection.open
             pool.close()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.due import Due
 from loadgen.flight import Flight
 from loadgen.http import Connection, Limits, Origin
 from loadgen.pool import Pool
+from loadgen.reads import Reads
 from loadgen.stream import Answer
 from loadgen.usual import Shape
 from loadgen.wire import RequestHead
@@ -53,19 +58,68 @@ def chunk(body: bytes, size: str = "x") -> bytes:
     return format(len(body), size).encode() + b"\r\n" + body + b"\r\n"
 
 
+class Socket(Wire):
+    """A transport of one end of a pair of sockets, which it never reads: the test has the other end."""
+
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__({"socket": end})
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None: ...
+
+
 def read(reads: list[bytes], limits: Limits, line_limit: int, shape: Shape | None = None) -> tuple[Any, ...]:
     """Everything that is told of an answer which comes in these reads; shape: of the answers before it."""
+    return heard(Connection(limits, lambda one: None), Wire(), reads, limits, line_limit, shape)
+
+
+def read_by_library(reads: list[bytes], limits: Limits, line_limit: int, shape: Shape | None = None) -> tuple[Any, ...]:
+    """The same, of reads that the library does."""
+
+    async def work() -> tuple[Any, ...]:
+        by = Reads(Due())
+        ours, server = socket.socketpair()
+        with ours, server:
+            ours.setblocking(False)
+            connection = Connection(limits, lambda one: None)
+
+            def hear(data: bytes) -> None:
+                if data:
+                    server.sendall(data)
+                by.turn()
+
+            try:
+                return heard(connection, Socket(ours), reads, limits, line_limit, shape, by, hear)
+            finally:
+                by.close()
+
+    return asyncio.run(work())
+
+
+def heard(
+    connection: Connection,
+    wire: Wire,
+    reads: list[bytes],
+    limits: Limits,
+    line_limit: int,
+    shape: Shape | None,
+    by: Reads | None = None,
+    hear: Callable[[bytes], None] | None = None,
+) -> tuple[Any, ...]:
     ground = Ground()
     origin = Origin.parse("http://127.0.0.1:1")
-    connection = Connection(limits, lambda one: None)
-    connection.connection_made(Wire())
+    connection.connection_made(wire)
+    if by is not None:
+        connection.read_by(by)
     pool = Pool(origin, limits)
     flight = Flight(ground, call(), pool, RequestHead(origin, {}).request, 1, line_limit, shape=shape)
     pool.keep(connection)
     flight.go()
     for data in reads:
         if connection.busy and connection.open:
-            connection.data_received(data)
+            (hear or connection.data_received)(data)
     kept = connection.open and not connection.busy
     if not ground.ended:
         connection.connection_lost(None)
@@ -78,8 +132,10 @@ def read(reads: list[bytes], limits: Limits, line_limit: int, shape: Shape | Non
 
 texts = st.text(st.sampled_from('ab "\\\n\t\u00a0\u2028é世🎉{}:,\x7f'), max_size=4)
 others = st.sampled_from(
-    [event(role()), event(usage(5, 4)), event({"error": {"message": "no"}}), DONE, b": hello\n\n", b"data: {}\r\n\r\n",
-     b"data: \xff\n\n", b"event: ping\n", b"\n"]
+    [role(), usage(5, 4), usage(7, 9, completion_tokens_details={"reasoning_tokens": 3}), finish(), finish("length"),
+     {"error": {"message": "no"}}, DONE,
+     b": hello\n\n", b"data: {}\r\n\r\n", b"data: \xff\n\n", b"event: ping\n", b"\n",
+     {**usage(5, 4), "choices": [{"index": 0, "delta": {"content": "z"}}]}, {**finish(), "usage": {"prompt_tokens": 8}}]
 )  # fmt: skip
 
 
@@ -88,21 +144,28 @@ others = st.sampled_from(
     st.lists(st.one_of(texts, others), min_size=1, max_size=9),
     st.lists(st.sampled_from(["x", "x", "x", "X", "03x"]), min_size=9, max_size=9),
     st.booleans(),
+    st.booleans(),
     st.sampled_from([1 << 20, 1 << 20, 500]),
     st.lists(st.integers(0, 2000), max_size=6),
     st.sampled_from([b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b""]),
 )
 def test_how_the_bytes_are_read_changes_nothing(
-    parts: list[str | bytes], sizes: list[str], ascii_only: bool, limit: int, cuts: list[int], last: bytes
+    parts: list[str | bytes | dict[str, Any]],
+    sizes: list[str],
+    ascii_only: bool,
+    compact: bool,
+    limit: int,
+    cuts: list[int],
+    last: bytes,
 ) -> None:
+    def told(value: Any) -> bytes:
+        return event(json.dumps(value, ensure_ascii=ascii_only, separators=(",", ":") if compact else None))
+
     bodies = []
     for part in ["x", *parts]:  # from the first on, what is usual is known
-        if isinstance(part, str):
-            bodies.append(event(json.dumps(content(part), ensure_ascii=ascii_only)))
-        else:
-            bodies.append(part)
+        bodies.append(part if isinstance(part, bytes) else told(content(part) if isinstance(part, str) else part))
     chunks = [chunk(body, size) for body, size in zip(bodies, ["x", *sizes], strict=False)]
-    ends = [chunk(event(finish())), chunk(DONE) + last]
+    ends = [chunk(told(finish())), chunk(told(usage(3, 2))), chunk(DONE) + last]
     whole = b"".join([HEAD, *chunks, *ends])
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     limits = Limits(body=limit)
@@ -110,9 +173,96 @@ def test_how_the_bytes_are_read_changes_nothing(
     by_byte = read([whole[n : n + 1] for n in range(len(whole))], limits, limit)
     by_cut = read([whole[start:stop] for start, stop in pairwise(edges) if start < stop], limits, limit)
     shape = Shape()
-    read([HEAD + chunk(event(content("z"))), chunk(DONE)], limits, limit, shape)
+    read([HEAD + chunk(told(content("z"))), chunk(told(finish())), chunk(DONE)], limits, limit, shape)
     foreseen = [read([HEAD + chunks[0], *chunks[1:], *ends], limits, limit, shape) for _ in range(2)]
     assert by_chunk == by_byte == by_cut == foreseen[0] == foreseen[1]
+    assert by_chunk == read_by_library([HEAD + chunks[0], *chunks[1:], *ends], limits, limit)
+    assert by_chunk == read_by_library([whole[start:stop] for start, stop in pairwise(edges)], limits, limit)
+
+
+def test_the_library_stores_usual_events_in_their_order_and_hands_over_the_rest() -> None:
+    """Text in any script, several chunks in a read and one of a long stream that is more than it stores at a time."""
+
+    async def work() -> None:
+        heard_: list[tuple[str, Any]] = []
+
+        class Spy(Connection):
+            def on_stored(self, stamps: list[int], texts: list[str], body: int) -> None:
+                heard_.append(("stored", texts))
+                assert stamps == sorted(stamps) and len(stamps) == len(texts)
+                super().on_stored(stamps, texts, body)
+
+            def on_read(self, data: bytes, now_ns: int) -> None:
+                heard_.append(("read", data))
+                super().on_read(data, now_ns)
+
+        by = Reads(Due())
+        ours, server = socket.socketpair()
+        with ours, server:
+            ours.setblocking(False)
+
+            def hear(data: bytes) -> None:
+                server.sendall(data)
+                by.turn()
+
+            def say(text: str) -> bytes:
+                return chunk(event(json.dumps(content(text), ensure_ascii=False)))
+
+            odd = [say("a") + say("世界") * 2, say("é") + chunk(event(finish()))[:9], chunk(event(finish()))[9:]]
+            texts = ["word " * 40] * 1500
+            reads = [HEAD + say("x"), *odd[:1], *[say(text) for text in texts], *odd[1:], chunk(DONE) + b"0\r\n\r\n"]
+            connection = Spy(Limits(), lambda one: None)
+            said = heard(connection, Socket(ours), reads, Limits(), 1 << 20, None, by, hear)
+            assert said[0][0] == ["x", "a", "世界", "世界", *texts, "é"] and said[0][2] == "stop" and said[3]
+        by.close()
+        kinds = [kind for kind, _ in heard_]
+        assert kinds == ["read", "stored", "stored", "read", "read", "read"], (
+            "the first stored are those that were full"
+        )
+        assert sum(len(texts) for kind, texts in heard_ if kind == "stored") == 1504
+        assert heard_[3][1] == chunk(event(finish()))[:9], "what was stored is not handed over again"
+
+    asyncio.run(work())
+
+
+def test_what_is_stored_is_there_when_a_stream_is_given_up() -> None:
+    async def work() -> None:
+        by = Reads(Due())
+        ours, server = socket.socketpair()
+        with ours, server:
+            ours.setblocking(False)
+            connection = Connection(Limits(), lambda one: None)
+            connection.connection_made(Socket(ours))
+            connection.read_by(by)
+            origin = Origin.parse("http://127.0.0.1:1")
+            pool = Pool(origin, Limits())
+            flight = Flight(Ground(), call(), pool, RequestHead(origin, {}).request, 1, 1 << 20)
+            pool.keep(connection)
+            flight.go()
+            for data in (HEAD + chunk(event(content("a"))), USUAL, USUAL):
+                server.sendall(data)
+                by.turn()
+            assert flight.state == "3 token chunks read"
+            server.sendall(USUAL)
+            by.turn()
+            flight.give_up("timeout_total", "too late", 1)
+            assert flight.answer.pieces == ["a", "b", "b", "b"] and len(flight.answer.stamps) == 4
+            server.sendall(USUAL)
+            by.turn()  # nobody reads it any more
+            assert flight.answer.pieces == ["a", "b", "b", "b"]
+        by.close()
+
+    asyncio.run(work())
+
+
+def test_without_a_compiler_transports_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TAILSPAN_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "false")
+
+    async def work() -> None:
+        assert Reads.open(Due()) is None
+
+    asyncio.run(work())
 
 
 def learned() -> Answer:
@@ -125,11 +275,11 @@ def learned() -> Answer:
 
 def test_a_usual_chunk_is_taken_and_counted_to_the_byte() -> None:
     answer = learned()
-    take = answer.taker()
-    assert take is not None
+    usual = answer.usual()
+    assert usual is not None
     for n, text in enumerate(("b", " long" * 9, "世界", "🎉"), 3):
         body = event(json.dumps(content(text), ensure_ascii=False))
-        assert take(chunk(body), n) == len(body)
+        assert usual.take(chunk(body), n) == len(body)
     assert (answer.pieces, answer.stamps) == (["a", "b", " long" * 9, "世界", "🎉"], [2, 3, 4, 5, 6])
     assert answer.usage_marks == []
 
@@ -161,19 +311,19 @@ USUAL = chunk(event(content("b")))
 )
 def test_anything_else_is_left_as_it_was(data: bytes) -> None:
     answer = learned()
-    take = answer.taker()
-    assert take is not None and take(data, 9) == 0
+    usual = answer.usual()
+    assert usual is not None and usual.take(data, 9) == 0
     assert (answer.pieces, answer.stamps, answer.failure) == (["a"], [2], None)
 
 
 def test_nothing_is_taken_inside_an_event_or_after_the_last() -> None:
     answer = learned()
     answer.feed(b": half a comm", 3)
-    assert answer.taker() is None
+    assert answer.usual() is None
     answer.feed(b"ent\n\n", 4)
-    assert answer.taker() is not None
+    assert answer.usual() is not None
     answer.feed(DONE, 5)
-    assert answer.taker() is None
+    assert answer.usual() is None
 
 
 #: First events of a stream, after another stream of the server was read: what may come before the choices, and may not.
@@ -210,11 +360,11 @@ def test_a_stream_knows_its_usual_event_from_an_earlier_one() -> None:
         answer.head(200, STREAM, 1)
         answer.feed(event({**role(), "id": f"c{number}"}), 2)
         answer.feed(event({**content("a"), "id": f"c{number}"}), 3)
-        take = answer.taker()
-        assert take is not None
+        usual = answer.usual()
+        assert usual is not None
         body = event({**content("b"), "id": f"c{number}"})
-        assert (take(chunk(body), 4), answer.pieces, answer.first_content_ns) == (len(body), ["a", "b"], 3)
-        assert take(chunk(event({**content("b"), "id": "another"})), 5) == 0
+        assert (usual.take(chunk(body), 4), answer.pieces, answer.first_content_ns) == (len(body), ["a", "b"], 3)
+        assert usual.take(chunk(event({**content("b"), "id": "another"})), 5) == 0
 
 
 def test_a_usual_event_behind_the_end_of_its_answer_closes_the_connection() -> None:
@@ -229,7 +379,7 @@ def test_a_usual_event_behind_the_end_of_its_answer_closes_the_connection() -> N
     usual = chunk(event(content(" tok")))
     for data in (HEAD + chunk(event(role())), usual, usual):
         connection.data_received(data)
-    assert flight.answer.taker() is not None, "the second was learned from the first"
+    assert flight.answer.usual() is not None, "the second was learned from the first"
     connection.data_received(chunk(event(finish())) + b"0\r\n\r\n")
     assert connection.open and not connection.busy and ground.ended == 1
     connection.data_received(usual)

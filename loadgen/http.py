@@ -1,5 +1,7 @@
 """A lean HTTP/1.1 client for streams: one asyncio protocol on httptools; ``loadgen.pool`` opens and keeps connections.
 
+What comes is read by ``loadgen.reads`` where that can be, else by the transport; both are heard alike.
+
 Owns a connection: writing one request, cutting the answer's bytes out of HTTP, giving itself back for the next.  Must
 always hold: one stamp (CLOCK_MONOTONIC, ns) per read, and it belongs to every byte of that read; a listener hears
 exactly one end (`on_complete` or `on_failure`) unless it let go (`release`, `cut`); a connection goes back to the pool
@@ -181,7 +183,7 @@ class Connection(asyncio.Protocol):
 
     def read_by(self, reads: Reads) -> None:
         """Leave the reading to `reads`, where the socket is plain.  Before the first request."""
-        if self._fd < 0 or not self.open or self._transport is None:
+        if self._fd < 0 or not self.open or self._transport is None or self._transport.is_closing():
             return
         try:
             self._slot = reads.add(self._fd, self)

@@ -67,6 +67,9 @@ class Socket(Wire):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def is_closing(self) -> bool:
+        return False
+
     def pause_reading(self) -> None: ...
 
 

@@ -345,7 +345,10 @@ class Master:
                 command = json.loads(line)
                 if command["cmd"] == "quit":
                     self.quitting = True
-                    self.runner.quit()
+                    if self.environment.web_ui is None:
+                        self.runner.greenlet.kill(block=False)  # Locust's way out follows, which tells the workers
+                    else:
+                        self.runner.quit()
                 elif command["cmd"] == "live":
                     self.metrics, self.rows = command["text"].encode(), command["rows"]
                 else:

@@ -119,7 +119,8 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
     )
     first = f"; first: {example.id}, {example.note}" if example else ""
     if broken.alarm_at is not None and goldens.called_broken(broken.wrong, len(diverged)):
-        found.findings.append(Finding(BROKEN, "golden", f"goldens: {broken.sentence()}{_where(found)}{first}"))
+        kind, where = _where(found, recorded)
+        found.findings.append(Finding(BROKEN, kind, f"goldens: {broken.sentence()}{where}{first}"))
     elif changed.alarm_at is not None:
         said = f"goldens: {changed.wrong} of {changed.seen} answers moved{first}"
         found.findings.append(Finding(NUMERIC, "golden", said))
@@ -127,14 +128,20 @@ def _goldens(client: Client, recorded: CanaryFile, found: Checked, concurrency: 
         found.findings.append(Finding(SAME, "golden", f"goldens: {broken.sentence()}"))
 
 
-def _where(found: Checked) -> str:
-    """Whether the broken answers are those of cache hits or of load alone: it says where to look."""
+def _where(found: Checked, recorded: CanaryFile) -> tuple[str, str]:
+    """The kind of the broken ones: of cache hits or of load alone, or all alike in how they end."""
     counts = {name: sum(one.kind == goldens.BROKEN for one in found.compared[name]) for name in ROUNDS}
     if counts[MISS] == 0 and counts[HIT]:
-        return "; only when asked again: the prefix cache"
+        return "cache", "; only when asked again: the prefix cache"
     if counts[MISS] == counts[HIT] == 0:
-        return "; only under load: concurrency"
-    return ""
+        return "concurrency", "; only under load: concurrency"
+    ill = [one for compared in found.compared.values() for one in compared if one.kind == goldens.BROKEN]
+    lengths = {one.id: len(one.tokens) for one in recorded.goldens}
+    if all(one.step == 0 and one.movement is None for one in ill):
+        return "empty", "; nothing was said"
+    if all(one.step == lengths[one.id] for one in ill):
+        return "no-end", "; answers do not end"
+    return "golden", ""
 
 
 def _questions(client: Client, recorded: CanaryFile, found: Checked, concurrency: int) -> None:

@@ -29,6 +29,8 @@ KINDS: Final = {
     "model": "other_model", "truncated": "truncated", "over_limit": "sampling", "loop": "loop", "empty": "text",
     "replacement_char": "text", "special_token": "text", "finish_reason": "text", "completion_tokens": "text",
 }  # fmt: skip
+#: What a check of goldens calls those that are broken, where it can tell how.
+GOLDENS: Final = {"no-end": "loop", "empty": "text", "cache": "prefix_cache", "concurrency": "concurrency"}
 LEAST_CAPPED: Final = 10  # answers that end at one length
 
 
@@ -175,14 +177,15 @@ def _canary_causes(checked: dict[str, Any] | None) -> list[tuple[str, str]]:
         if verdict == "numeric drift":
             found.append(("numeric_drift", said))
         elif verdict == "broken" and said.startswith("goldens"):
-            found.append((_golden_cause(broken), said))
+            found.append((GOLDENS.get(str(one.get("kind"))) or _golden_cause(broken), said))
         elif verdict == "broken" and said.startswith("drift"):
             found.append(("tokenizer" if "another tokenizer" in said else "broken_model", said))
         elif verdict == "broken" and said.startswith("questions"):
             found.append(("broken_model", said))
-    # a probe names its fault; that goldens fail as well is its consequence
+    # A probe names its fault, and goldens may; that other canaries fail as well is the consequence.
     probes = [one for one in found if one[1].startswith("probe")]
-    return probes or found
+    named = [one for one in found if one[1].startswith("goldens") and one[0] != "broken_model"]
+    return probes or named or found
 
 
 def _golden_cause(broken: dict[str, int]) -> str:

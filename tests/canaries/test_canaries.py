@@ -102,6 +102,19 @@ def test_each_fault_is_called_by_its_name(
     assert json.loads(json.dumps(found.to_dict()))["verdict"] == verdict
 
 
+def test_broken_goldens_say_their_kind(served: Served, recorded: CanaryFile) -> None:
+    def kinds(recording: CanaryFile, **spoilt: Any) -> set[str]:
+        found = {one.kind for one in checked(served, recording, **spoilt).findings if one.verdict == "broken"}
+        return found - {"probe"}  # some find short answers odd
+
+    assert kinds(recorded, wrong_on_hit=True) == {"cache"}
+    assert kinds(recorded, wrong_under_load=1.0) == {"concurrency"}
+    served.model = FakeModel(ends_at=6)
+    ended = record(served.client, runs=RUNS)
+    assert any(one.ended for one in ended.goldens)
+    assert "no-end" in kinds(ended, never_ends=True)
+
+
 def test_what_a_server_does_not_have_is_not_its_fault(served: Served, recorded: CanaryFile) -> None:
     found = checked(served, recorded, options=frozenset(), prompt_logprobs=False)
     assert found.verdict == "same"

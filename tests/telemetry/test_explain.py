@@ -313,6 +313,14 @@ def test_canaries_and_counters_speak_where_the_rows_do_not(tmp_path: Path) -> No
         "concurrency": broken | {"goldens": goldens | {"under load": [{"kind": "broken"}] * 4}},
         "prefix_cache": broken | {"goldens": {"first asked": [{"kind": "same"}], "asked again": [{"kind": "broken"}]}},
         "broken_model": broken | {"goldens": {"first asked": [{"kind": "broken"}]}},
+        "loop": {
+            "verdict": "broken",
+            "findings": [
+                {"verdict": "broken", "kind": "no-end", "said": "goldens: 17 of 62 broken; answers do not end"},
+                {"verdict": "broken", "kind": "task", "said": "questions: 9 lost, 0 won"},
+            ],
+            "goldens": {"first asked": [{"kind": "broken"}]},
+        },
         "numeric_drift": {
             "verdict": "numeric drift",
             "findings": [{"verdict": "numeric drift", "said": "drift: KL 0.02"}],

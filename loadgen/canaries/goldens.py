@@ -12,11 +12,12 @@ to two nats; another template, tokenizer or layer moves them by many.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from loadgen.canaries.client import Answer
+from telemetry.distributions import binomial_at_least
 
 RUNS: Final = 20  # baseline runs: half idle, half loaded
 TOKENS: Final = 32
@@ -25,6 +26,7 @@ LEAST_ENDED: Final = 4  # of an answer that the model ended by itself: its end i
 MARGIN_FLOOR: Final = 0.05  # nats
 MARGIN_FACTOR: Final = 10  # of the measured noise
 BROKEN_MOVEMENT: Final = 4.0  # nats
+ALPHA: Final = 0.01
 BROKEN_SHARE: Final = 1 / 3  # of the answers that have another text now
 
 SAME: Final = "same"
@@ -177,6 +179,17 @@ def called_broken(broken: int, diverged: int) -> bool:
     less than 4.  What is broken moves each answer that it touches by far more.
     """
     return broken >= BROKEN_SHARE * diverged > 0
+
+
+def mostly_beyond(here: Set[str], there: Set[str]) -> bool:
+    """Are most of the goldens that break here those that hold there, and is that no chance (exact sign test)?
+
+    Where nothing breaks there, any that breaks here is enough: the answers of a healthy server do not change.
+    """
+    only, back = len(here - there), len(there - here)
+    if not only or 2 * only <= len(here):
+        return False
+    return not there or binomial_at_least(only, only + back, 0.5) <= ALPHA
 
 
 def _agreed(answers: Sequence[Answer]) -> int:

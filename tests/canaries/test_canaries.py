@@ -189,6 +189,23 @@ def test_comparison_by_hand(given: Answer, kind: str, step: int | None) -> None:
     assert bool(found.note) == (kind != goldens.SAME)
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        ("abc", "", True),
+        ("", "", False),
+        ("", "abc", False),
+        ("abcdefgh", "abcdefgh", False),  # a broken model breaks alike everywhere
+        ("abcdefghijkl", "ab", True),  # beside other load the first round is hurt too, but less
+        ("abcde", "abc", False),
+        ("abc", "de", False),  # chance
+        ("abcdefghij", "klmnopqrst", False),
+    ],
+)
+def test_what_breaks_mostly_in_one_round_is_of_that_round(here: str, there: str, expected: bool) -> None:
+    assert goldens.mostly_beyond(set(here), set(there)) == expected
+
+
 def test_an_answer_that_goes_on_where_it_ended_is_broken() -> None:
     whole = dataclasses.replace(GOLDEN, ended=True)
     tokens = (token("a", 3), token("b", 0.5), token("c", 3))

@@ -30,6 +30,7 @@ from loadgen.spool import Spool
 from loadgen.usual import Shape
 from loadgen.vitals import Vitals
 from loadgen.wire import RequestHead
+from models.errors import UserError
 from telemetry.names import CUT_BY_END, TIMEOUT_FIRST_TOKEN, TIMEOUT_TOTAL
 
 LOOK_AHEAD: Final = 512  # calls built before they are due
@@ -67,6 +68,7 @@ class Dispatcher:
         self._due = Due(self._ring)
         self._pools = [Pool(one, limits, way.tls if one.tls else None, proxy, self._due) for one in origins]
         self._reads: Reads | None = None
+        self.warnings: list[str] = []  # what makes this sender slower than it could be
         self._openers = Openers(self._pools, settings.connect_timeout_s, settings.max_concurrency)
         self._heads = [RequestHead(one, settings.headers, proxy) for one in origins]
         self._shapes = [Shape() for _ in origins]
@@ -103,7 +105,11 @@ class Dispatcher:
     # --- life ---
     async def prepare(self) -> None:
         """Resolve the targets and build the first calls.  Raises UserError."""
-        self._reads = Reads.open(self._due)
+        try:
+            self._reads = Reads(self._due)
+        except (UserError, OSError) as problem:
+            why = problem.message if isinstance(problem, UserError) else str(problem)
+            self.warnings.append(f"the event loop reads the sockets, which costs more a token: {why}")
         for pool in self._pools:
             pool.reads = self._reads
             await pool.resolve()
@@ -158,13 +164,6 @@ class Dispatcher:
         now = time.monotonic_ns()
         for flight in list(self._in_flight.values()):
             flight.give_up(CUT_BY_END, f"cut by the end of the run: {flight.state}", now)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What makes this sender slower than it could be."""
-        if self._reads is not None:
-            return []
-        return ["native/reads.c cannot be compiled: the event loop reads the sockets, which costs more a token"]
 
     @property
     def finished(self) -> bool:

@@ -19,11 +19,11 @@ from typing import Final, Protocol
 
 from loadgen.due import Due
 from models.compiled import compiled
-from models.errors import UserError
 
 SOURCE: Final = Path(__file__).parent / "native" / "reads.c"
 FLAGS: Final = ("-O2", "-Wall", "-Wextra", "-shared", "-fPIC")
 _BUFFER: Final = 2 << 20
+_ASIDE: Final = 512 << 10  # what `collect` needs at most
 _MOST: Final = 256  # notices in one call
 _NOTICE: Final = Struct("=iiqIIII")
 _NOTHING: Final = -0x7FFFFFFF  # only stored events
@@ -94,22 +94,16 @@ class Reads:
         self._readers: list[Reader | None] = []
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
+        self._aside = bytearray(_ASIDE)  # of `collect`: the other may hold notices that are not told yet
         self._notices = bytearray(_NOTICE.size * _MOST)
         self._notices_view = memoryview(self._notices)
         self._one = bytearray(_NOTICE.size)
         self._more = ctypes.c_int(0)
-        self._at = _address(self._buffer), _address(self._notices), _address(self._one), ctypes.addressof(self._more)
+        self._at = _address(self._buffer), _address(self._notices), ctypes.addressof(self._more)
+        self._aside_at = _address(self._aside), _address(self._one)
         self._fd = int(found.reads_fd(self._handle))
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self.turn)
-
-    @classmethod
-    def open(cls, due: Due) -> Reads | None:
-        """None where sockets cannot be read so."""
-        try:
-            return cls(due)
-        except (UserError, OSError):
-            return None
 
     def add(self, fd: int, reader: Reader) -> int:
         """Read this socket from now on; its slot.  Raises OSError."""
@@ -136,12 +130,11 @@ class Reads:
         """Give its owner what is stored now."""
         if not self._handle:
             return
-        buffer, _, one, _ = self._at
-        self._collect(self._handle, slot, buffer, one)
+        self._collect(self._handle, slot, *self._aside_at)
         _, _, _, at, count, text, body = _NOTICE.unpack(self._one)
         reader = self._readers[slot]
         if count and reader is not None:
-            reader.on_stored(*self._stored(at, count, text), body)
+            reader.on_stored(*_stored(memoryview(self._aside), at, count, text), body)
 
     def close(self) -> None:
         """Stop reading."""
@@ -152,7 +145,7 @@ class Reads:
 
     def turn(self) -> None:
         """Read what is there."""
-        buffer, notices, _, more = self._at
+        buffer, notices, more = self._at
         while self._handle:
             count = self._poll(self._handle, self._due.at_ns, buffer, _BUFFER, notices, _MOST, more)
             self._tell(list(_NOTICE.iter_unpack(self._notices_view[: count * _NOTICE.size])))
@@ -179,7 +172,7 @@ class Reads:
     def _hand(self, reader: Reader, _: int, size: int, now: int, at: int, stored: int, text: int, body: int) -> None:
         try:
             if stored:
-                reader.on_stored(*self._stored(at, stored, text), body)
+                reader.on_stored(*_stored(self._view, at, stored, text), body)
             if size > 0:
                 begin = at + 8 * stored + text
                 reader.on_read(self._view[begin : begin + size].tobytes(), now)
@@ -189,10 +182,11 @@ class Reads:
             self._loop.call_exception_handler({"message": "reading an answer failed", "exception": error})
             reader.cut()
 
-    def _stored(self, at: int, count: int, text: int) -> tuple[list[int], list[str]]:
-        view = self._view
-        texts = at + 8 * count
-        return view[at:texts].cast("q").tolist(), str(view[texts : texts + text - 1], "utf-8").split("\0")
+
+def _stored(view: memoryview, at: int, count: int, text: int) -> tuple[list[int], list[str]]:
+    """The stamps of so many events, and their texts behind them, of so many bytes with their ends."""
+    texts = at + 8 * count
+    return view[at:texts].cast("q").tolist(), str(view[texts : texts + text - 1], "utf-8").split("\0")
 
 
 def _address(buffer: bytearray) -> int:

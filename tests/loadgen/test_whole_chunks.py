@@ -22,7 +22,10 @@ from loadgen.reads import Reads
 from loadgen.stream import Answer
 from loadgen.usual import Shape
 from loadgen.wire import RequestHead
-from tests.loadgen.stub import DONE, content, event, finish, role, usage
+from tests.loadgen.sending import Run, at_once
+from tests.loadgen.sending import settings as settings_of
+from tests.loadgen.stub import DONE, Stub, content, event, finish, role, usage
+from tests.loadgen.stub import answer as whole
 from tests.loadgen.test_stream import STREAM, call
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -228,6 +231,49 @@ def test_the_library_stores_usual_events_in_their_order_and_hands_over_the_rest(
     asyncio.run(work())
 
 
+class Plain:
+    """A reader that writes down what it hears, and then does something."""
+
+    busy = True
+
+    def __init__(self) -> None:
+        self.data, self.texts = b"", list[str]()
+        self.then: Callable[[], None] = lambda: None
+
+    def on_stored(self, stamps: list[int], texts: list[str], body: int) -> None:
+        self.texts += texts
+
+    def on_read(self, data: bytes, now_ns: int) -> None:
+        self.data += data
+        self.then()
+
+    def on_closed(self, error: OSError | None, now_ns: int) -> None: ...
+    def cut(self) -> None: ...
+
+
+def test_collecting_between_two_notices_spoils_neither() -> None:
+    async def work() -> None:
+        usual = learned().usual()
+        assert usual is not None
+        by, pairs, readers = Reads(Due()), [socket.socketpair() for _ in range(3)], [Plain() for _ in range(3)]
+        slots = [by.add(ours.fileno(), reader) for (ours, _), reader in zip(pairs, readers, strict=True)]
+        by.arm(slots[1], usual, 1 << 20)
+        pairs[1][1].sendall(chunk(event(content("long " * 9))))
+        by.turn()
+        readers[0].then = lambda: by.collect(slots[1])
+        pairs[0][1].sendall(b"first")
+        pairs[2][1].sendall(b"third " * 20)
+        by.turn()
+        assert [one.data for one in readers] == [b"first", b"", b"third " * 20]
+        assert [one.texts for one in readers] == [[], ["long " * 9], []]
+        by.close()
+        for both in pairs:
+            for one in both:
+                one.close()
+
+    asyncio.run(work())
+
+
 def test_what_is_stored_is_there_when_a_stream_is_given_up() -> None:
     async def work() -> None:
         by = Reads(Due())
@@ -258,12 +304,20 @@ def test_what_is_stored_is_there_when_a_stream_is_given_up() -> None:
     asyncio.run(work())
 
 
-def test_without_a_compiler_transports_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_transports_read_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TAILSPAN_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", "false")
 
     async def work() -> None:
-        assert Reads.open(Due()) is None
+        async with Stub(lambda request: whole("Aaaa", "Bbbb")) as stub:
+            run_ = Run(tmp_path, at_once(3), settings_of(stub.url))
+            await run_.start()
+            await run_.drained.wait()
+            assert len(run_.dispatcher.warnings) == 1 and "false fails" in run_.dispatcher.warnings[0]
+            rows = await run_.stop()
+            assert [row["finish_reason"] for row in rows] == ["stop"] * 3
 
     asyncio.run(work())
 

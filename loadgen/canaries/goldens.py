@@ -26,7 +26,7 @@ LEAST_ENDED: Final = 4  # of an answer that the model ended by itself: its end i
 MARGIN_FLOOR: Final = 0.05  # nats
 MARGIN_FACTOR: Final = 10  # of the measured noise
 BROKEN_MOVEMENT: Final = 4.0  # nats
-ALPHA: Final = 0.01
+ALPHA: Final = 0.01  # of the sign test between two rounds
 BROKEN_SHARE: Final = 1 / 3  # of the answers that have another text now
 
 SAME: Final = "same"

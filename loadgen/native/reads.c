@@ -109,8 +109,6 @@ int reads_arm(struct reads *r, int slot, const char *head, size_t head_len, cons
     return 0;
 }
 
-void reads_disarm(struct reads *r, int slot) { r->slots[slot].armed = 0; }
-
 /* Is it text that JSON shows as it is: UTF-8 without controls, quotes and backslashes?  (RFC 8259, RFC 3629) */
 static int is_plain(const unsigned char *p, size_t n) {
     for (const unsigned char *end = p + n; p < end;) {

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.native import build
 from engine.request import ABORT, ERROR, LENGTH, STOP
 from engine.server.exchange import Books
+from models.compiled import spent_s
 from telemetry import names
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class FromEngine:
         compiled = GaugeMetricFamily(
             names.M_KERNEL_COMPILE, "Spent on compiling, by kernel, since the start", labels=(*LABELS, "kernel")
         )
-        seconds = {"native": build.spent_s, **getattr(engine.runner, "compile_seconds", {})}  # native: the forward in C
+        native = {"native": spent_s["llama"]}  # the forward in C
+        seconds = native | getattr(engine.runner, "compile_seconds", {})
         for kernel, spent in ({} if zero else seconds).items():
             compiled.add_metric((*self._values, kernel), spent)
         yield compiled

@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,19 +32,21 @@ from loadgen.canaries.file import CanaryFile
 from loadgen.canaries.record import record
 from loadgen.lab.proxy import Proxy, make
 from loadgen.lab.scenario import REAL, SERVER, Scenario, drawn
+from loadgen.lab.sized import sized
 from loadgen.lab.trial import Explain, Trial, scored
 from loadgen.options import Options
 from loadgen.patience import Patience
 from loadgen.prepare import prepare
 from loadgen.run import run
 from models.errors import UserError
-from telemetry.bundle import Bundle
+from telemetry.bundle import INTERRUPTED, Bundle
 from telemetry.parts import write_atomically
 
 TRACE: Final = "azure-2023-conv"
 WINDOW_S: Final = 40.0
 READY_S: Final = 180.0
 CANARY_RUNS: Final = 4
+MAX_BATCH: Final = 16
 CANARIES: Final = "canaries.json"
 #: How the server of each way is started, and the model whose tokenizer counts its prompts.
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -72,8 +74,8 @@ class Server:
             "--enable-faults",
             "--no-spans",
         ]
-        words += ["--max-batch", "16", "--ready-file", str(ready), "--log-level", "error"]
-        for name, value in options.items():
+        words += ["--ready-file", str(ready), "--log-level", "error"]
+        for name, value in {"max_batch": MAX_BATCH, **options}.items():
             words += [f"--{name.replace('_', '-')}", f"{value}"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
@@ -123,12 +125,9 @@ class Servers:
         draw = random.Random(f"lab size {scenario.id} {seed}")
         asked = drawn(dict(scenario.real), draw)
         folder = self._root / f"{draw.getrandbits(40):010x}"
-        other = Server(self._way, folder, asked["serve"]) if asked.get("serve") else None
-        try:
-            a, b = self._pairs(asked, folder, load, seed, pairs, other or self._healthy)
-        finally:
-            if other is not None:
-                other.close()
+        with ExitStack() as own:
+            healthy, faulty = (self._server(asked.get(side) or {}, folder, own) for side in ("healthy", "serve"))
+            a, b = self._pairs(asked, folder, load, seed, pairs, healthy, faulty)
         return scored(
             scenario,
             explain,
@@ -143,12 +142,27 @@ class Servers:
             began=began,
         )
 
+    def _server(self, options: Mapping[str, Any], folder: Path, own: ExitStack) -> Server:
+        """The server that all trials share, or one with these options, for as long as `own` is entered."""
+        if not options:
+            return self._healthy
+        server = Server(self._way, folder, options)
+        own.callback(server.close)
+        return server
+
     def _pairs(
-        self, asked: Mapping[str, Any], folder: Path, load: float, seed: int, pairs: int, faulty: Server
+        self,
+        asked: Mapping[str, Any],
+        folder: Path,
+        load: float,
+        seed: int,
+        pairs: int,
+        healthy: Server,
+        faulty: Server,
     ) -> tuple[list[Bundle], list[Bundle]]:
         patience = Patience.of(asked["patience"], "patience") if asked.get("patience") else None
         base = Options(
-            targets=self._healthy.url,
+            targets=healthy.url,
             trace=TRACE,
             slo="chat",
             duration_s=WINDOW_S,
@@ -165,11 +179,11 @@ class Servers:
         base = replace(base, rate_scale=plan.rate_scale, length_scale=plan.length_scale)
         changed = _with_load(base, asked.get("load") or {})
         if asked.get("canaries") and self._canaries is None:
-            self._canaries = record(self._client(self._healthy), runs=CANARY_RUNS, say=lambda _: None)
+            self._canaries = record(self._client(healthy), runs=CANARY_RUNS, say=lambda _: None)
         found: tuple[list[Bundle], list[Bundle]] = ([], [])
         for pair in range(pairs):
-            found[0].append(self._replay(base, self._healthy, pair, asked))
-            with _spoilt(asked, faulty, WINDOW_S / base.speed) as target:
+            found[0].append(self._replay(base, healthy, pair, asked))
+            with _spoilt(sized(asked, found[0][0]), faulty, WINDOW_S / base.speed) as target:
                 found[1].append(self._replay(replace(changed, targets=target), faulty, pair, asked))
         return found
 
@@ -181,6 +195,8 @@ class Servers:
         bundle, _ = run(options, prepare(options, _quiet()), _quiet(), repeat=pair)
         if asking is not None:
             asking.join()
+        if bundle.status == INTERRUPTED:
+            raise KeyboardInterrupt  # half a side tells nothing; the trials before it are kept
         if checked:
             write_atomically(bundle.path / CANARIES, json.dumps(checked).encode())
         return bundle
@@ -209,7 +225,7 @@ def _spoilt(asked: Mapping[str, Any], server: Server, length_s: float) -> Iterat
     for fault in asked.get("faults") or ():
         body = {key: value for key, value in fault.items() if key not in ("at", "for_s")}
         if "size" in body:
-            body["size"] = round(body["size"], 3)
+            body["size"] = round(body["size"], 4)
         at = fault.get("at", 0.4 if "for_s" in fault else 0.0) * length_s
         if at:
             timers.append(threading.Timer(at, server.faults, ("PUT", body)))

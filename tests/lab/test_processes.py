@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from loadgen.lab import processes
 from loadgen.lab.processes import Server, _proxied, _spoilt, _with_load
 from loadgen.options import Options
 from tests.loadgen.stub import Request, StubThread, plain
@@ -35,9 +36,9 @@ def asked(stub: StubThread) -> list[tuple[str, Any]]:
 
 def test_faults_are_in_force_inside_and_out_of_it_afterwards() -> None:
     with StubThread(answering) as stub:
-        with _spoilt({"faults": [{"name": "slow_step", "size": 20.12345}]}, server_at(stub.url), 10.0) as url:
+        with _spoilt({"faults": [{"name": "slow_step", "size": 20.12341}]}, server_at(stub.url), 10.0) as url:
             assert url == stub.url
-            assert asked(stub) == [("PUT", {"name": "slow_step", "size": 20.123})]
+            assert asked(stub) == [("PUT", {"name": "slow_step", "size": 20.1234})]
         assert asked(stub)[1:] == [("DELETE", None)]
 
 
@@ -76,3 +77,20 @@ def test_the_load_of_the_other_side_is_the_fitted_one_changed() -> None:
     changed = _with_load(base, {"speed": 1.5, "length_scale": 2.0})
     assert (changed.speed, changed.length_scale, changed.rate_scale) == (1.5, 0.4, 3.0)
     assert _with_load(base, {}) == base
+
+
+def test_ctrl_c_in_a_replay_ends_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run ends in good order by itself when it is interrupted: what plays the next one has to be told."""
+    servers = object.__new__(processes.Servers)
+    played = []
+
+    def run(*_: Any, repeat: int, **__: Any) -> tuple[Any, None]:
+        played.append(repeat)
+        return SimpleNamespace(status="complete" if repeat == 0 else "interrupted", path=None), None
+
+    monkeypatch.setattr(processes, "run", run)
+    monkeypatch.setattr(processes, "prepare", lambda *_: None)
+    servers._replay(Options(), server_at(""), 0, {})
+    with pytest.raises(KeyboardInterrupt):
+        servers._replay(Options(), server_at(""), 1, {})
+    assert played == [0, 1]

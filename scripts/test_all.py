@@ -1,10 +1,9 @@
-"""Run all tests, in two lanes side by side: a run under test waits for its own clock half of the time.
+"""Run all tests, in lanes side by side: a run under test waits for its own clock half of the time.
 
 Usage: python scripts/test_all.py [PYTEST OPTIONS]
 
-The first lane prints as it goes.  The second one has the folders of BESIDE, which compute and start no load, at the
-lowest priority, so that it takes no time from the first; what it printed follows at the end.  Ends with the worse of
-both statuses; Ctrl-C ends both.
+The first lane, which holds a load generator to its times, prints as it goes.  Those of BESIDE have lower priorities, so
+that they take no time from it; what they printed follows at the end.  Ends with the worst status; Ctrl-C ends all.
 """
 
 from __future__ import annotations
@@ -13,34 +12,45 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-BESIDE: Final = ("tests/kernels", "tests/engine", "tests/telemetry", "tests/models", "tests/adapters", "tests/canaries")
-LOWEST: Final = 19
+#: Niceness and folders of each lane: those that start pages and Prometheus, and those that compute.
+BESIDE: Final = (
+    (10, ("tests/pages", "tests/stack", "tests/watch", "tests/commands", "tests/lab")),
+    (19, ("tests/kernels", "tests/engine", "tests/telemetry", "tests/models", "tests/adapters", "tests/canaries")),
+)
 
 
 def main(options: list[str]) -> int:
-    """Run both lanes to their end; returns the exit status."""
+    """Run all lanes to their end; returns the exit status."""
     pytest = [sys.executable, "-m", "pytest", *options]
-    with tempfile.TemporaryFile() as printed:
-        second = subprocess.Popen(
-            [*pytest, "-p", "no:cacheprovider", *BESIDE], cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT,
-            preexec_fn=lambda: os.nice(LOWEST),
-        )  # fmt: skip
-        first = subprocess.Popen([*pytest, "tests", *(f"--ignore={folder}" for folder in BESIDE)], cwd=ROOT)
+    with ExitStack() as stack:
+        lanes = []
+        for niceness, folders in BESIDE:
+            printed = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                [*pytest, "-p", "no:cacheprovider", *folders], cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT,
+                preexec_fn=lambda by=niceness: os.nice(by),
+            )  # fmt: skip
+            lanes.append((process, folders, printed))
+        others = [f"--ignore={folder}" for _, folders in BESIDE for folder in folders]
+        first = subprocess.Popen([*pytest, "tests", *others], cwd=ROOT)
+        processes = [first, *(process for process, _, _ in lanes)]
         try:
-            status, other = first.wait(), second.wait()
+            statuses = [process.wait() for process in processes]
         except KeyboardInterrupt:  # the terminal told them as well
-            first.wait()
-            second.wait()
+            for process in processes:
+                process.wait()
             return 130
-        print(f"== beside these: {' '.join(BESIDE)}", flush=True)
-        printed.seek(0)
-        sys.stdout.buffer.write(printed.read())
-        sys.stdout.flush()
-    return max(status, other, key=abs)
+        for _, folders, printed in lanes:
+            print(f"== beside these: {' '.join(folders)}", flush=True)
+            printed.seek(0)
+            sys.stdout.buffer.write(printed.read())
+            sys.stdout.flush()
+    return max(statuses, key=abs)
 
 
 if __name__ == "__main__":

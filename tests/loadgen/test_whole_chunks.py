@@ -315,7 +315,7 @@ def test_without_a_compiler_transports_read_and_a_warning_says_so(
             run_ = Run(tmp_path, at_once(3), settings_of(stub.url))
             await run_.start()
             await run_.drained.wait()
-            assert len(run_.dispatcher.warnings) == 1 and "false fails" in run_.dispatcher.warnings[0]
+            assert len(run_.dispatcher.warnings) == 1 and "false failed" in run_.dispatcher.warnings[0]
             rows = await run_.stop()
             assert [row["finish_reason"] for row in rows] == ["stop"] * 3
 

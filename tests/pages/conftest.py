@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """While it is open an event loop runs in this thread: not for longer than the module that asks for it."""
     if not CHROMIUM.exists():
         assert not os.environ.get("CI"), "chromium is missing: apt-get install chromium"
         pytest.skip("chromium is missing: apt-get install chromium")

@@ -95,6 +95,7 @@ class Engine:
         self._pending_tokens = 0
         self._flight: Flight | None = None  # the step that was started ahead
         self._last_end_ns: int | None = None  # end of the last step after which someone was still runnable
+        self._ended_ns = 0  # end of the last step
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -361,7 +362,10 @@ class Engine:
     def _begin(self, flight: Flight, start: int) -> None:
         """The step is the first in line from here on, on the engine's clock."""
         flight.start_ns = start
-        flight.gap_ns = start - self._last_end_ns if self._last_end_ns is not None else 0
+        since = self._last_end_ns
+        if since is None:  # idle until the first of these came; a loop that stood still then is late for it
+            since = max(self._ended_ns, min((one.request.arrived_ns for one in flight.plan.slices), default=start))
+        flight.gap_ns = max(0, start - since)
         self.counts.stall_ns += flight.gap_ns
         self.commit.scheduled(flight.plan, start)
         if not flight.plan.size:
@@ -380,6 +384,7 @@ class Engine:
             end = self.commit.results(flight, tokens, finite)
             if self.laws.due(self.counts.steps):
                 self.check()
+        self._ended_ns = end
         self._last_end_ns = end if self.scheduler.running else None
         return end
 

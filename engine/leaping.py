@@ -275,5 +275,6 @@ class LeapingEngine(Engine):
         self.context = int(contexts[-1])
         self.admission.decodes(n, contexts, times)
         self.steps.leap(Leap(first, ends - times, ends, gaps, contexts, used))
-        self._last_end_ns, self._step_ns = int(ends[-1]), max(1, int(times[-1]))
+        self._last_end_ns = self._ended_ns = int(ends[-1])
+        self._step_ns = max(1, int(times[-1]))
         self.clock.wait_until(self._last_end_ns + gap_ns)

@@ -97,7 +97,7 @@ def test_slow_step_and_stalled_loop() -> None:
         before = it.engine.steps.since(-1)[-1].step
         await it.say(max_tokens=6)
         stalled = it.engine.steps.since(before)
-        assert all(record.gap_ns >= 60e6 for record in stalled[1:])
+        assert all(record.gap_ns >= 60e6 for record in stalled)  # the first as well: a request had come
         assert sorted(record.end_ns - record.start_ns for record in stalled)[len(stalled) // 2] < 60e6
 
     run(go)

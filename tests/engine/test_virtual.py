@@ -70,6 +70,23 @@ def test_the_clock_calls_what_is_due_on_its_way_and_never_goes_back() -> None:
     assert seen[-1] == ("c", 30) and clock() == 100 and clock.next_ns == NEVER
 
 
+@pytest.mark.parametrize("leaping", [True, False])
+def test_a_pause_that_meets_an_idle_engine_is_a_gap_and_idling_is_none(tiny: LoadedModel, leaping: bool) -> None:
+    """Work is at hand from its arrival on, whether or not a step ended just before."""
+    what = Simulation(tiny, DEVICES["H100"], "bf16", flat(0.010), 0)
+    config = EngineConfig(backend="simulated", device="H100", kv_blocks=64, token_budget=64)
+    pauses = ((3_900 * MS, 250 * MS),)
+    rig = VirtualEngine(config, what, keep=True, leaping=leaping, pauses=pauses)
+    rig.feed(
+        Arrival(at * MS, [3] * 8, SamplingParams(max_tokens=4, ignore_eos=True)) for at in (1_000, 2_000, 4_000, 4_100)
+    )
+    rig.run()
+    records = list(rig.engine.steps.since(-1))
+    assert [record.gap_ns for record in records if record.gap_ns] == [250 * MS]  # from the arrival at 4 s
+    (paused,) = (record for record in records if record.gap_ns)
+    assert paused.start_ns == 4_250 * MS and paused.admitted == ("v3",)
+
+
 def test_an_arrival_in_the_middle_of_a_step_waits_for_the_next_one(tiny: LoadedModel) -> None:
     rig = virtual(tiny, flat(0.010))
     rig.feed(

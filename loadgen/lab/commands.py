@@ -55,7 +55,15 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
             list[float] | None,
             typer.Option("--load", min=0.01, max=20, help="Shares of capacity. [default: its own]"),
         ] = None,
-        pairs: Pairs = 5,
+        pairs: Annotated[
+            int | None,
+            typer.Option(
+                "--pairs",
+                min=1,
+                max=50,
+                help="Replays of each side, in pairs. [default: 5, on servers, whose noise is real, 7]",
+            ),
+        ] = None,
         requests: Requests = 400,
         runs: Root = Path("runs/lab"),
         keep: Annotated[str, typer.Option("--keep", help="Bundles kept: all, wrong or none.")] = "wrong",
@@ -73,7 +81,7 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
 
         from loadgen.lab import matrix
         from loadgen.lab.kept import Kept
-        from loadgen.lab.run import chosen, trials
+        from loadgen.lab.run import PAIRS, chosen, trials
         from telemetry.explain import explain
 
         asked = chosen(scenarios or [], every=every, way=way)
@@ -89,7 +97,7 @@ def app_of(twin: Callable[[], Twin]) -> typer.Typer:
                 way=way,
                 seeds=range(seed, seed + seeds),
                 loads=load,
-                pairs=pairs,
+                pairs=pairs or PAIRS[way],
                 requests=requests,
                 keep=keep,
                 kept=kept,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from loadgen.lab.kept import Kept, question_of
 from loadgen.lab.processes import Servers
-from loadgen.lab.scenario import VIRTUAL, WAYS, Scenario, find, shipped
+from loadgen.lab.scenario import REAL, SERVER, VIRTUAL, WAYS, Scenario, find, shipped
 from loadgen.lab.trial import Explain, Trial, virtual
 from models.errors import UserError
 from telemetry import slo
 from telemetry.twin import Twin
 
 KEEP = ("all", "wrong", "none")
+#: Pairs of a trial: sign flips can say something from six on, and with real noise one pair may fall out of line.
+PAIRS: Final[Mapping[str, int]] = {VIRTUAL: 5, SERVER: 7, REAL: 7}
 
 
 def chosen(names: list[str], *, every: bool, way: str) -> list[Scenario]:

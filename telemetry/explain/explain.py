@@ -23,7 +23,7 @@ from telemetry.bundle import Bundle
 from telemetry.compare.blocks import compare_blocks
 from telemetry.compare.figures import FIGURES
 from telemetry.compare.replays import ALPHA, TOLERANCE, WARM_UP, compare_facts, other_load
-from telemetry.compare.result import WORSE, Comparison, Effect
+from telemetry.compare.result import SAME, WORSE, Comparison, Effect
 from telemetry.distributions import binomial_at_least
 from telemetry.explain import drops, late, queue_model, wrongs
 from telemetry.explain.attributes import partitions
@@ -191,16 +191,33 @@ class _Explainer:
             )  # fmt: skip
             return self._made(NOTHING, "", [hypothesis], change)
         hypothesis = Hypothesis(
-            NO_CHANGE, "nothing got worse that can be told from noise", "", (*said, *refused),
-            "more pairs see smaller changes: tailspan run … --repeats K --against URL",
+            NO_CHANGE, "nothing got worse that can be told from noise", "", (*said, *self._not_ruled_out(), *refused),
+            f"{self._more_pairs()} smaller changes: tailspan run … --repeats K --against URL",
         )  # fmt: skip
         return self._made(NOTHING, "", [hypothesis], change)
 
     def _no_change(self, effect: Effect) -> Hypothesis:
         return Hypothesis(
             NO_CHANGE, f"{effect.figure} did not get worse by more than noise", "", (self.comparison.sentence,),
-            "more pairs see smaller changes: tailspan run … --repeats K --against URL",
+            f"{self._more_pairs()} smaller changes: tailspan run … --repeats K --against URL",
         )  # fmt: skip
+
+    def _more_pairs(self) -> str:
+        needed, effect = self.comparison.needed, self.comparison.effect
+        return "more pairs see" if needed is None else f"{needed} pairs see a change of {100 * effect:.0f} %, more see"
+
+    def _not_ruled_out(self) -> list[str]:
+        """The largest change for the worse that the data leave open, where it is more than the one looked for."""
+        open_ = [
+            (one.high, one)
+            for one in self.comparison.effects
+            if one.relative and one.verdict == SAME and one.high is not None and one.high > self.comparison.effect
+        ]
+        if not open_:
+            return []
+        high, widest = max(open_, key=lambda one: one[0])
+        seen = 100 * (widest.change or 0.0)
+        return [f"not ruled out: {widest.figure} up to {100 * high:+.0f} % (seen: {seen:+.0f} %)"]
 
     def _invalid(self, runs: Sequence[Run]) -> Explanation:
         verdicts = {(one.bundle.manifest.get("validity") or {}).get("verdict") for one in runs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_nothing_changed_and_better_are_no_cause(base: Bundle, tmp_path: Path) -
     assert faster.verdict == ("none", "no_change") and "better" in faster.hypotheses[0].evidence[0]
     asked = explain([base], [base_again(base, tmp_path)], figure="e2e p90")
     assert asked.label == "none" and asked.figure == "e2e p90" and asked.phases
+
+
+def test_what_few_pairs_leave_open_is_said(tmp_path: Path) -> None:
+    a, b = (
+        [run_of(tmp_path, load(), replace(SETTING, seed=seed + 10 * at, speed=by)) for at, by in enumerate(speeds)]
+        for seed, speeds in ((1, (1.0, 1.0, 1.0)), (2, (1.0, 0.7, 0.85)))
+    )
+    found = explain(a, b)
+    assert found.verdict == ("none", "no_change")
+    (hypothesis,) = found.hypotheses
+    assert any(one.startswith("not ruled out: ") and "(seen: +" in one for one in hypothesis.evidence)
+    assert re.match(r"\d+ pairs see a change of 10 %, more see smaller changes", hypothesis.disprove)
 
 
 def base_again(base: Bundle, root: Path) -> Bundle:

@@ -35,7 +35,7 @@ demo: $(VENV)/.run ## a real model, a minute of a real trace, the verdict, the p
 test: $(VENV)/.run ## all tests, 10 to 20 minutes on 2 cores
 	@test -x /usr/bin/chromium || echo "skipping the tests in a browser: apt-get install chromium brings it"
 	@command -v prometheus >/dev/null || echo "skipping the tests on a real Prometheus: apt-get install prometheus brings it"
-	@echo "== testing $(TESTS); about 13 minutes on 2 cores, the model (93 MB) is downloaded once"
+	@echo "== testing $(TESTS); about 15 minutes on 2 cores, the model (93 MB) is downloaded once"
 	@$(BIN)/python $(if $(filter tests,$(TESTS)),scripts/test_all.py,-m pytest $(TESTS))
 
 lint: $(VENV)/.run ## ruff and mypy --strict

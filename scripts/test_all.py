@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-#: Niceness and folders of each lane: those that start pages and Prometheus, and those that compute.
+#: Niceness and folders of each lane: those that compute and start no load.
 BESIDE: Final = (
-    (10, ("tests/pages", "tests/stack", "tests/watch", "tests/commands", "tests/lab")),
-    (19, ("tests/kernels", "tests/engine", "tests/telemetry", "tests/models", "tests/adapters", "tests/canaries")),
-)
+    (
+        19,
+        (
+            "tests/kernels", "tests/engine", "tests/telemetry", "tests/models", "tests/adapters", "tests/canaries",
+            "tests/lab", "tests/watch", "tests/commands",
+        ),
+    ),
+)  # fmt: skip
 
 
 def main(options: list[str]) -> int:

@@ -109,10 +109,9 @@ class Fleet:
         near = HOST if host in ("0.0.0.0", "*") else host
         connect = ["--headless", "--master-host", near, "--master-port", str(port)]
         for number in range(self.workers - self._remote):
-            more = {"TAILSPAN_WORKER": str(number)}
-            if not self._remote:  # else Locust counts them as they come
-                more["TAILSPAN_PART"] = str(number)
-            self._workers.append(self._popen(f"worker-{number}", ["--worker", *connect], (), **more))
+            self._workers.append(
+                self._popen(f"worker-{number}", ["--worker", *connect], (), TAILSPAN_WORKER=str(number))
+            )
         threading.Thread(target=self._read, args=(read_fd,), name="fleet-events", daemon=True).start()
 
     def next(self, timeout_s: float) -> dict[str, Any] | None:

@@ -40,7 +40,6 @@ from loadgen.control.remote import REMOTE_VARIABLE, PartShipper, PartStore, Plan
 
 EVENT: Final = "tailspan_event"  # worker -> master
 COMMAND: Final = "tailspan_command"  # master -> workers
-PART_VARIABLE: Final = "TAILSPAN_PART"  # whose part of the schedule it is, where the parent knows
 START_MARGIN_NS: Final = 1_000_000_000  # between choosing the zero and the zero: every worker must have heard of it
 LAST_WORDS_S: Final = 5.0  # what a sender may take to write its rows once its parent is gone
 STAT: Final = ("POST", "chat")  # how our requests are called in Locust's own table
@@ -56,8 +55,7 @@ class Sender:
 
     def __init__(self, runner: WorkerRunner) -> None:
         self.runner = runner
-        self.worker: int | None = None  # known once the master has spawned our user, where some are on other machines
-        self.driven = False
+        self.worker: int | None = None  # known once the master has spawned our user
         self.ended = False
         self.stopped = False
         self._counted = 0
@@ -76,13 +74,10 @@ class Sender:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._commands, self._events = self.process.stdin, self.process.stdout
-        if part := os.environ.get(PART_VARIABLE):
-            self._prepare(int(part))
 
-    def drive(self, worker: int) -> None:
-        """From the first word to the master to the last one.  worker: whose part of the schedule, by Locust's count."""
-        self.driven = True
-        known, self.worker = self.worker, worker if self.worker is None else self.worker
+    def prepare(self, worker: int) -> None:
+        """Build this worker's part of the schedule."""
+        self.worker = worker
         own = {"pid": os.getpid(), "sender_pid": self.process.pid}
         self.tell_master(ev="hello", remote=self._shipper is not None, **(own if self._shipper is None else {}))
         if self._shipper is not None:
@@ -94,13 +89,6 @@ class Sender:
                 return
             self.plan, self.workers = self._receiver.plan, self._receiver.workers
             gevent.spawn(self._ship_always)
-        if known is None:
-            self._prepare(worker)
-        self.relay()
-
-    def _prepare(self, worker: int) -> None:
-        """Have this worker's part of the schedule built; with all workers here, while Locust's processes connect."""
-        self.worker = worker
         self.command(cmd="prepare", plan=str(self.plan), worker=worker, workers=self.workers, bundle=str(self._bundle))
 
     def hear_of_plan(self, told: dict[str, Any]) -> None:
@@ -197,9 +185,11 @@ class Control(User):
     def drive(self) -> None:
         runner = self.environment.runner
         beyond = 0 < int(os.environ.get("TAILSPAN_WORKERS", "0")) <= runner.worker_index
-        if _sender is None or _sender.driven or beyond:
+        if _sender is None or _sender.worker is not None or beyond:
             raise StopUser  # Locust spawns again when it rebalances: that would send everything twice
-        _sender.drive(runner.worker_index)
+        _sender.prepare(runner.worker_index)
+        if not _sender.ended:
+            _sender.relay()
         raise StopUser
 
 

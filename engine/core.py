@@ -365,7 +365,7 @@ class Engine:
         since = self._last_end_ns
         if since is None:  # idle until the first of these came; a loop that stood still then is late for it
             since = max(self._ended_ns, min((one.request.arrived_ns for one in flight.plan.slices), default=start))
-        flight.gap_ns = max(0, start - since)
+        flight.gap_ns = start - since
         self.counts.stall_ns += flight.gap_ns
         self.commit.scheduled(flight.plan, start)
         if not flight.plan.size:

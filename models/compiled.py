@@ -17,7 +17,7 @@ from models.errors import UserError
 
 LIMIT_S: Final = 120.0
 _VERSION_LIMIT_S: Final = 20.0
-#: Seconds that this process spent compiling, by the name of the first source.
+#: Seconds that this process spent compiling, by the name of the source.
 spent_s: Final[defaultdict[str, float]] = defaultdict(float)
 
 
